@@ -2,8 +2,8 @@
 
 `kv_cache` contains caches and their stored bytes, `batch` decodes, `sampling` draws tokens, `text`
 and `model` handle tokenizers and weights, and `backend` puts them together. Importing this package
-loads OpenBLAS and sets MLX's environment variables, as must happen before `import mlx.core`. It
-keeps `import mlx_lm` from lowering the limit on open files, and says how to install MLX.
+loads OpenBLAS and sets MLX's environment variables, as must happen before `import mlx.core`. The
+package keeps `import mlx_lm` from lowering the limit on open files, and says how to install MLX.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _LOADED: list[ctypes.CDLL] = []
 
 
 def load_openblas() -> BlasStatus:
-    """On Linux, load OpenBLAS for MLX's CPU backend. It must be loaded before MLX, because the
-    linker uses the first definition of a symbol. MLX's wheels link the reference BLAS, whose fp32
-    matrix products are up to 20 times slower."""
+    """On Linux, load OpenBLAS for MLX's CPU backend, before MLX is loaded: the linker uses the
+    first definition of a symbol. MLX's wheels link the reference BLAS, whose fp32 matrix products
+    are up to 20 times slower."""
     if sys.platform != "linux":
         return "not needed"
     if "mlx.core" in sys.modules:
@@ -41,8 +41,8 @@ def load_openblas() -> BlasStatus:
 
 def blas_kernel() -> str:
     """Return the release and core type of the loaded OpenBLAS, such as "OpenBLAS 0.3.21 Haswell";
-    "own" if OpenBLAS is not loaded. Release and core type determine how it rounds sums; the number
-    of threads does not, because one thread computes each sum."""
+    "own" if OpenBLAS is not loaded. Both determine how OpenBLAS rounds sums. The number of threads
+    does not, because one thread computes each sum."""
     if not _LOADED:
         return "own"
     config, core = _LOADED[0].openblas_get_config, _LOADED[0].openblas_get_corename
@@ -52,9 +52,9 @@ def blas_kernel() -> str:
 
 
 def keep_file_limit() -> None:
-    """Let `mlx_lm.utils` only raise the soft limit on open files, as far as the hard limit allows.
-    On import it would set the limits to 2,048 and 4,096 whatever they were. A process cannot raise
-    its hard limit again, and a server has one connection per agent."""
+    """Make `mlx_lm.utils` raise only the soft limit on open files, as far as the hard limit allows.
+    On import it would set the limits to 2,048 and 4,096, even if they were higher. A process cannot
+    raise its hard limit again, and a server has one connection per agent."""
     set_limits = resource.setrlimit
 
     def setrlimit(which: int, limits: tuple[int, int], /) -> None:
@@ -90,7 +90,7 @@ def what_to_install() -> str:
 
 
 def extra_to_install(extra: str) -> str:
-    """Return a sentence with the command that installs the package's `extra`."""
+    """Return a sentence with the command that installs the extra `extra` of this package."""
     return f"Type: {_installer()} '{DISTRIBUTION}[{extra}]'"
 
 

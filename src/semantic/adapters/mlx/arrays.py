@@ -1,4 +1,4 @@
-"""MLX arrays: their bytes, read and written in place, and small arrays for kernels.
+"""MLX arrays: views and copies of their bytes, and small arrays for kernels.
 
 Call these functions from the thread that runs MLX. Any thread may use the memoryviews they return.
 Knows nothing about layers or blocks.
@@ -37,7 +37,7 @@ class Heads:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that the heads would have as a separate array."""
+        """The shape of these heads as a separate array."""
         rows, _, *rest = self.array.shape
         return (rows, self.n, *rest)
 
@@ -70,7 +70,7 @@ def bytes_of(array: mx.array) -> memoryview:
 
 
 def ordered_bytes_of(array: mx.array) -> memoryview:
-    """Return all bytes of `array` in order, for reading; copies it if it is not contiguous."""
+    """Return all bytes of `array` in order, for reading. Copies an array that is not contiguous."""
     return bytes_of(array if _is_contiguous(array) else mx.contiguous(array))
 
 
@@ -87,21 +87,21 @@ def array_from(data: Bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
 
 def on_device(numbers: Sequence[int]) -> mx.array:
     """Return `numbers`, (n,), as int32 in device memory. MLX keeps arrays made from Python numbers
-    in host memory, and every thread group of a kernel would wait for it. Casting from int64 changes
-    the size, so the array gets a new buffer, on the device."""
+    in host memory, where every thread group of a kernel would wait for them. Casting from int64
+    changes the size, so the array gets a new buffer, on the device."""
     return mx.array(list(numbers), dtype=mx.int64).astype(mx.int32)
 
 
 def on_device_async(numbers: Sequence[int]) -> mx.array:
-    """Like `on_device`, but start the evaluation. A decode step that uploaded numbers itself would
-    have another CUDA graph, and MLX instantiates a graph as slowly as it runs a step."""
+    """Like `on_device`, but start the evaluation at once. A decode step that evaluated the upload
+    would have another CUDA graph, and MLX instantiates a graph as slowly as it runs a step."""
     array = on_device(numbers)
     async_eval(array)
     return array
 
 
 def token_ids(tokens: Sequence[Sequence[int]]) -> mx.array:
-    """Return `tokens` in the type of sampled ones: a GPU compiles a gather for each type."""
+    """Return `tokens` in the dtype of sampled tokens: a GPU compiles a gather for each dtype."""
     return mx.array([list(one) for one in tokens], mx.uint32)
 
 

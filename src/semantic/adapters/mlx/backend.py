@@ -50,8 +50,8 @@ from semantic.ports.generation import BodyTarget
 
 @dataclass(slots=True)
 class _Sequence(Prompt):
-    """A sequence's caches, its tokens, and whether it is in the batch. `mask` constrains the
-    sequence's output to a grammar. `staging` is set while the sequence is loading."""
+    """A sequence's caches, its tokens, and whether the sequence is in the batch. `mask` constrains
+    the output to a grammar. `staging` is set while the sequence is loading."""
 
     capacity: int = 0
     decoding: bool = False
@@ -72,10 +72,10 @@ class MLXBackend:
         pads: Pads | None = None,
         agree: Agree | None = None,
     ) -> None:
-        """`form` contains the model, and makes caches and converts them to bytes.
+        """`form` contains the model, makes the model's caches and converts them to bytes.
 
         Without `grammars`, constrained decoding is unavailable. `pads` decides which batches have
-        padding; if None, none have. `agree` makes all ranks of a sharded model use the same tokens.
+        padding; None means none. `agree` makes all ranks of a sharded model use the same tokens.
         """
         self.model = form.model
         self.model_id = model_id
@@ -111,7 +111,7 @@ class MLXBackend:
     @property
     def best_chunk(self) -> int:
         """See `BatchBackend.best_chunk`. On a CPU, 512 tokens measured twice as fast as 2,048,
-        because attention there materialises all scores of a chunk. On GPUs, 2,048 as in mlx-lm."""
+        because attention there materialises all scores of a chunk. GPUs use mlx-lm's 2,048."""
         return 512 if on_cpu() else 2048
 
     @property
@@ -264,7 +264,7 @@ class MLXBackend:
         return self.export_to(None, sequence, part, range(start, stop))
 
     def export_to(self, room: Room | None, sequence: SequenceId, part: Part, tokens: range) -> Body:
-        """Like `export_block`, but if the body is not bytes yet, copy it to memory from `room`."""
+        """Like `export_block`, but copy a body that is not bytes yet to memory from `room`."""
         state = self._resting(sequence)
         with self._computing():
             self._prefill.compute_late(state)
@@ -334,12 +334,12 @@ class MLXBackend:
         self.peak_bytes = max(0, mx.get_peak_memory() - before)
 
     def _finish_launched(self) -> None:
-        """Wait for the step in flight, because anything except the next step may now use freed
+        """Wait for the step in flight, because any operation except the next step may use freed
         pages.
 
         The step in flight writes a token for each of its rows, even to a page that the row has
-        freed meanwhile. MLX does not know of that write, so nothing else makes it precede a copy
-        outside MLX or, on Metal, another command buffer.
+        freed meanwhile. MLX does not know of that write. Without this wait, the write could follow
+        a copy outside MLX or, on Metal, another command buffer.
         """
         if self.in_pages:
             mx.synchronize(self._batch.stream)
@@ -362,7 +362,7 @@ class MLXBackend:
         return sampled
 
     def _read(self, emitted: Emitted) -> SampledToken:
-        """Return an emitted token, which follows those in the cache, with its log-probabilities."""
+        """Return an emitted token with its log-probabilities. `length` does not count it yet."""
         sequence, token, logprobs, finite = emitted
         if not finite:
             return SampledToken(sequence, token, finite=False)
@@ -387,8 +387,8 @@ class MLXBackend:
     def _leave(
         self, sequence: SequenceId, state: _Sequence, *, read: bool = False
     ) -> Emitted | None:
-        """Take a sequence out of the batch, unless it is in none, and update its caches. With
-        `read`, wait for the token in flight and return it; None if there is none."""
+        """Take a sequence out of the batch, if it is in the batch, and update its caches. With
+        `read`, wait for the sequence's token in flight and return it; None if there is none."""
         self._starting.pop(sequence, None)
         state.decoding = False
         if sequence not in self._batch:
@@ -404,13 +404,13 @@ class MLXBackend:
         return in_flight
 
     def _drop_batch(self) -> None:
-        """Drop only the sequences in the batch: a failed step leaves them in an unknown state."""
+        """Drop only the sequences in the batch, which a failed step leaves in an unknown state."""
         self._batch = self._new_batch()
         self._joined.clear()
         self._starting.clear()
 
     def _resting(self, sequence: SequenceId) -> _Sequence:
-        """Return a sequence's state. Raises BackendError if it is decoding or loading."""
+        """Return a sequence's state. Raises BackendError if the sequence is decoding or loading."""
         state = self._sequences[sequence]
         if state.decoding or sequence in self._starting:
             raise BackendError("the sequence is decoding; pause it first")

@@ -1,8 +1,7 @@
 """MLX's default device (its kind, name and memory), and memory as the system counts it.
 
 The system counts the memory of the machine, of the process's control groups, and of the process and
-its children. Supports Linux and macOS. Knows nothing about models: to it, weights are just bytes in
-use.
+its children. Supports Linux and macOS. Knows nothing about models: weights are just bytes in use.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _WARNED_PART = 16
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The memory files of a control group in one cgroup version: its limit, its use, and the names
-    in `stat` of memory that the system may drop at any time."""
+    """Files of a cgroup version that describe a control group's memory: its limit and its use. The
+    system may drop the memory that the names `droppable` count in the file `stat`."""
 
     root: Path
     limit: str
@@ -63,9 +62,9 @@ def physical_memory() -> int:
 
 
 def own_memory() -> int:
-    """Return the bytes of memory that the process uses: on Linux the resident memory of the process
-    and its children, without pages of files; on macOS the physical footprint of the process alone.
-    Raises OSError if the system does not tell."""
+    """Return the bytes of memory that the process uses. On Linux these are the resident bytes of
+    the process and its children, without pages of files; on macOS the process's own footprint.
+    Raises OSError if the system does not report the memory."""
     if sys.platform == "darwin":
         return _footprint()
     return sum(map(anonymous_bytes, ("self", *_children())))
@@ -74,9 +73,9 @@ def own_memory() -> int:
 def spare_memory() -> int | None:
     """Return the bytes still available to the process; None if the system does not report them.
 
-    On Linux, the minimum of the available memory and the room below each control group's limit;
-    memory that the system can drop counts as free. On macOS, None unless the system warns of memory
-    pressure.
+    On Linux, return the minimum of the available memory and the free memory below each control
+    group's limit; memory that the system can drop counts as free. On macOS, return None unless the
+    system warns of memory pressure.
     """
     if sys.platform == "darwin":
         return spare_under_pressure(_pressure_level())
@@ -89,15 +88,15 @@ def spare_memory() -> int | None:
 
 
 def spare_under_pressure(level: int) -> int | None:
-    """Return the bytes available at a level of macOS' memory pressure: None (no bound) at normal, a
-    sixteenth of the memory at a warning, where only caches are at stake, 0 at critical."""
+    """Return the bytes available at a level of macOS' memory pressure: None (no bound) at normal, 0
+    at critical. At a warning, which endangers only caches, return a sixteenth of the memory."""
     if level >= _CRITICAL:
         return 0
     return physical_memory() // _WARNED_PART if level >= _WARNING else None
 
 
 def _pressure_level() -> int:
-    """Return macOS' level of memory pressure: 1, 2 or 4; 1 if macOS does not report it."""
+    """Return macOS' memory pressure: 1 (normal or not reported), 2 (warning) or 4 (critical)."""
     level, size = ctypes.c_int(1), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     name = b"kern.memorystatus_vm_pressure_level"
     nothing = None, ctypes.c_size_t(0)
@@ -106,7 +105,7 @@ def _pressure_level() -> int:
 
 
 def _limited_groups() -> Iterator[tuple[_Files, Path, int]]:
-    """Yield each control group, up to the root, that contains the process and has a limit."""
+    """Yield each control group that contains the process and has a limit, up to the root."""
     for files in (_V1, _V2):
         folder = files.root / _group(files).lstrip("/")
         for one in (folder, *folder.parents):
@@ -175,9 +174,9 @@ DeviceKind = Literal["CPU", "Metal", "CUDA"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """MLX's default device. `memory_bytes` is its memory, `used_bytes` is what MLX has allocated.
-    `free_bytes` is what the process can have in total: free memory plus its own, or on Metal the
-    recommended maximum."""
+    """MLX's default device. `memory_bytes` is its memory, and `used_bytes` the memory that MLX has
+    allocated. `free_bytes` is the memory that the process can have in total: free memory plus its
+    own or, on Metal, the recommended maximum."""
 
     kind: DeviceKind
     name: str
@@ -189,7 +188,7 @@ class Device:
 
     @property
     def chip(self) -> str:
-        """Name and generation. Chips that differ in either of them may round differently."""
+        """Name and generation of the chip. Chips that differ in these may round differently."""
         return f"{self.name} {self.architecture}".strip()
 
 
@@ -237,8 +236,8 @@ def memory_in_use() -> int:
 
 
 def memory_to_spare() -> int | None:
-    """Return how many more bytes the system (with CUDA, the device) can provide, negative if memory
-    has to be given back; None if unknown."""
+    """Return how many more bytes the system (with CUDA, the device) can provide; None if unknown. A
+    negative number means that the process must return memory."""
     if mx.cuda.is_available() and not on_cpu():
         free = mx.device_info(mx.default_device()).get("free_memory")
         return None if free is None else int(free)
@@ -246,12 +245,12 @@ def memory_to_spare() -> int | None:
 
 
 def memory_kept() -> int:
-    """Return the bytes of buffers that MLX keeps, after their arrays were freed, for new arrays."""
+    """Return the bytes of freed buffers that MLX keeps to reuse them for new arrays."""
     return mx.get_cache_memory()
 
 
 def give_memory_back() -> None:
-    """Give freed memory that the process keeps only for reuse back to the system."""
+    """Return freed memory, which the process keeps only for reuse, to the system."""
     mx.clear_cache()
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # the C library is not glibc
@@ -259,6 +258,6 @@ def give_memory_back() -> None:
 
 
 def free_memory() -> None:
-    """Free arrays in reference cycles, and give their memory back to the system."""
+    """Free arrays in reference cycles, and return their memory to the system."""
     gc.collect()
     give_memory_back()

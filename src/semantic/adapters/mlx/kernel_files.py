@@ -1,8 +1,8 @@
 """The folder where MLX's CPU backend compiles fused operations and from which it loads them later.
 
-It is `mlx/VERSION/cpu` in the system's temporary folder, and its files are named after operations,
-so other users who may write there decide which code runs. Only the variable TMPDIR moves it. MLX's
-CUDA backend keeps kernels next to it. Does not import MLX.
+It is `mlx/VERSION/cpu` in the system's temporary folder, and operations determine its file names.
+So other users with write access there decide which code runs. Only the variable TMPDIR moves the
+folder. MLX's CUDA backend keeps kernels next to it. Does not import MLX.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KernelFolder:
     """This process's own folder, with the files that earlier processes compiled and loaded."""
 
     def __init__(self, root: Path) -> None:
-        """Raise OSError unless `root` is private, has room, and may hold programs."""
+        """Raise OSError unless `root` is private, has free space, and may hold programs."""
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_own(root)
         found = os.statvfs(root)
@@ -106,7 +106,7 @@ _own: list[KernelFolder] = []
 
 def own() -> Path:
     """Make this process compile in a `KernelFolder`; other temporary files stay where they are.
-    Raises BackendError if no folder is suitable."""
+    Raises BackendError if there is no suitable folder."""
     if _own:
         return _own[0].path
     problems: list[str] = []
@@ -134,8 +134,8 @@ def keep() -> None:
 
 
 def require_own() -> Path:
-    """Return the folder in which MLX compiles in this process, for programs that must not move it.
-    Raises BackendError if other users may write there."""
+    """Return the folder in which MLX compiles in this process, for programs that must not move the
+    folder. Raises BackendError if other users may write there."""
     given = (os.environ[name] for name in _VARIABLES if name in os.environ)
     folder = Path(next(given, Path("/", "tmp")))
     for name in _BELOW:

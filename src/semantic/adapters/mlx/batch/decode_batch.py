@@ -1,8 +1,8 @@
 """Continuous batching: the protocol of a decode batch, and the batch for our own caches.
 
 Sequences join and leave between steps, without draining the batch. The last prompt token of a
-joining sequence becomes one more row of the next step, and a leaving sequence takes its caches
-along. The next step is launched before the current step's tokens are read, except for a sequence's
+joining sequence becomes one more row of the next step. A leaving sequence takes its caches along.
+The batch launches the next step before it reads the current step's tokens, except for a sequence's
 first token. Knows samplers, and caches that can merge; knows nothing about blocks or requests.
 """
 
@@ -48,17 +48,17 @@ class BatchRows:
 
     @property
     def layers(self) -> list[BatchLayer]:
-        """The caches of the first rows that compute together, by layer; callers may replace
-        them."""
+        """The caches of the first rows that compute together, by layer; callers may replace these
+        caches."""
         return self._groups[0].layers if self._groups else []
 
     @property
     def states(self) -> list[mx.array]:
-        """States to evaluate with a step, because its logits do not depend on all of them."""
+        """States to evaluate with a step, because its logits do not depend on all states."""
         return states(self.layers)
 
     def join(self, sequences: Sequence[Sequence[LayerCache]]) -> None:
-        """Add sequences after all others, in order."""
+        """Add sequences as rows after all other rows, in order."""
         for _, run in itertools.groupby(sequences, state_shapes):
             members = list(run)
             layers = [merge(layer) for layer in zip(*members, strict=True)]
@@ -144,8 +144,8 @@ class NewSequence:
 class Emitted(NamedTuple):
     """A sequence's sampled token and the log-probabilities, (vocab,).
 
-    The cache that `DecodeBatch.leave` would now return contains the token. If the model's logits,
-    before processors, contain NaN or infinity, `finite` is False and the token arbitrary.
+    After this token, a cache that `DecodeBatch.leave` returns contains the token. If the model's
+    logits, before processors, contain NaN or infinity, `finite` is False and the token arbitrary.
     """
 
     sequence: SequenceId
@@ -163,7 +163,7 @@ class DecodeBatch(Protocol):
 
     @property
     def max_joins_per_step(self) -> int | None:
-        """The most sequences that may join per step; None for no limit."""
+        """The most sequences that may join per step; None without a limit."""
 
     def __contains__(self, sequence: object) -> bool: ...
 
@@ -173,12 +173,12 @@ class DecodeBatch(Protocol):
         """Add sequences to the next step."""
 
     def settle(self) -> None:
-        """Append to the caches those tokens that were emitted early, before the step that appends
-        them, as `leave` does. If this fails, the batch must not be used any more."""
+        """Append tokens to the caches if `step` emitted them before the step that appends them.
+        `leave` does the same. If `settle` fails, the batch must not be used any more."""
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
         """Return the sampled token that is not yet emitted and that `settle` does not put into the
-        caches. None if there is no such token, or if the token is unknown but finite."""
+        caches. Return None if there is no such token, or if the token is unknown but finite."""
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         """Take a sequence out of the batch; its caches contain all emitted tokens."""
@@ -188,7 +188,7 @@ class DecodeBatch(Protocol):
 
 
 class _Next(Enum):
-    """A row's next input."""
+    """The kind of a row's next input token."""
 
     PROMPT = auto()
     """The last prompt token; the row has no token to emit."""
@@ -210,8 +210,8 @@ class _Row:
 class ContinuousBatch:
     """A `DecodeBatch` for our own caches, which join and leave without copies.
 
-    It emits a sequence's first token before it launches the following step. With older rows in the
-    batch, it does so only if `launch_blocks`, and then also reads their tokens before that launch.
+    It emits a sequence's first token before it launches the following step. If the batch has older
+    rows, it does so only with `launch_blocks`, and then also reads their tokens before that launch.
     """
 
     max_joins_per_step = None
@@ -220,8 +220,8 @@ class ContinuousBatch:
         self, model: Module, *, launch_blocks: bool | None = None, agree: Agree | None = None
     ) -> None:
         """`launch_blocks` says that launching a step takes until the previous step has nearly
-        finished, as on a CPU, where MLX queues few operations ahead; None means whatever is true of
-        the default device. `agree` makes all ranks of a model use the tokens of one rank."""
+        finished, as on a CPU, where MLX queues few operations ahead. None means the value for the
+        default device. `agree` makes all ranks of a model use the tokens of one rank."""
         self._launch_blocks = on_cpu() if launch_blocks is None else launch_blocks
         self._agree = agree
         self._rows: list[_Row] = []
@@ -235,7 +235,7 @@ class ContinuousBatch:
 
     @property
     def stream(self) -> mx.Stream:
-        """See `DecodeBatch.stream`. It is mlx-lm's stream, one per thread."""
+        """See `DecodeBatch.stream`. The stream is mlx-lm's own, one per thread."""
         return cast(mx.Stream, generation_stream)
 
     def __contains__(self, sequence: object) -> bool:
@@ -312,7 +312,7 @@ class ContinuousBatch:
         return _Next.FIRST in after and (self._launch_blocks or _Next.LATER not in after)
 
     def _sampled(self) -> list[_Row | None]:
-        """Return the rows, but None for each row whose next input is a prompt token."""
+        """Return the rows; None in place of each row whose next input is a prompt token."""
         return [None if row.next is _Next.PROMPT else row for row in self._rows]
 
     def _launch(self, inputs: mx.array) -> None:
@@ -348,9 +348,9 @@ class ContinuousBatch:
     def _advance(self, inputs: mx.array) -> list[mx.array]:
         """Build the next step from `inputs`; return additional arrays to evaluate with the step.
 
-        Runs mlx-lm's operations in mlx-lm's order, so that the tokens are the same. Takes the
-        log-sum-exp of the model's own logits to tell whether they are finite, because a mask may
-        add minus infinity legitimately.
+        Runs mlx-lm's operations in mlx-lm's order, so that the tokens are the same. Checks whether
+        the model's own logits are finite by their log-sum-exp, because a mask may legitimately add
+        minus infinity.
         """
         logits = self._caches.logits(inputs)
         normalizers = self._normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)

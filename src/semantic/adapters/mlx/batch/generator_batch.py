@@ -1,4 +1,4 @@
-"""Decode batches for models that need mlx-lm's own caches, with its BatchGenerator or one by one.
+"""Decode batches over mlx-lm's own caches: with its BatchGenerator, or one sequence at a time.
 
 The generator pads its rows; this module uses only its public interface. If mlx-lm can compute only
 one sequence at a time, each step has a forward pass per sequence, so that no stream waits.
@@ -37,7 +37,7 @@ class OneByOne(ContinuousBatch):
 
 
 class _RowsApart(BatchRows):
-    """Rows that are always computed one by one."""
+    """The rows of a batch that computes each row in a separate forward pass."""
 
     def __init__(self, model: Module) -> None:
         super().__init__(model)
@@ -64,8 +64,8 @@ _UNLIMITED = 1 << 30
 
 
 class _Watch:
-    """A sequence's sampler and processors, and whether the logits for each token were finite. The
-    flag is evaluated together with the token, so that reading it later does not wait."""
+    """A sequence's sampler and processors, and whether the logits for each token were finite. MLX
+    evaluates that flag together with the token, so that reading the flag later does not wait."""
 
     def __init__(self, sampler: Sampler, processors: Sequence[LogitsProcessor]) -> None:
         self._sampler = sampler
@@ -92,7 +92,7 @@ class _Watch:
         return finite
 
     def _see(self, _tokens: mx.array, logits: mx.array) -> mx.array:
-        """Note the logits, as the first processor: a later one may mask infinite logits."""
+        """Note the logits before any other processor, which may mask infinite logits."""
         self._raw = mx.logsumexp(logits)
         return logits
 
@@ -139,7 +139,7 @@ class GeneratorBatch:
             self._sequences[uid] = one.sequence
 
     def settle(self) -> None:
-        """See `DecodeBatch.settle`. Nothing to do: a step is launched before it is read."""
+        """See `DecodeBatch.settle`. Does nothing, because a step is launched before it is read."""
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
         """See `DecodeBatch.in_flight`. The generator does not reveal this token."""

@@ -1,10 +1,11 @@
-"""Decode batch that pads its rows once they are stable, for GPUs where caches have no pages.
+"""Decode batch that pads its rows after steps without joins or leaves, for GPUs without paged
+caches.
 
 Sequences join and leave in caches of their own. After a few steps without joins or leaves, the
-batch copies the rows into one array of mlx-lm's batch cache, layer by layer: meanwhile one layer
-exists twice, afterwards none. A padded batch needs its rows' capacity plus the padding, so the
-capacities must not differ much. This module also chooses a model's decode batch. Knows devices and
-forms of caches; does not know which requests decode.
+batch copies all rows into one array of mlx-lm's batch cache, layer by layer. So at most one layer
+exists twice. A padded batch needs its rows' capacity plus the padding, so the capacities must not
+differ much. This module also chooses a model's decode batch. Knows devices and forms of caches;
+does not know which requests decode.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ STABLE_STEPS = 4
 
 
 class PaddedLayer(BatchKVCache):
-    """One layer of a padded batch, as a model calls it. As long as it exists, it holds the tokens
-    of `rows`."""
+    """One layer of a padded batch, as a model calls it. While this object exists, it holds the
+    tokens of `rows`."""
 
     def __init__(self, rows: Sequence[FullCache]) -> None:
         """Copy all rows, and replace their buffers with `LentBuffer`s."""
@@ -65,7 +66,7 @@ class PaddedLayer(BatchKVCache):
             row.buffer = LentBuffer(row.buffer)
 
     def given_back(self) -> RaggedBatch[FullCache]:
-        """Copy all rows back to their own buffers, which get the capacity reserved meanwhile."""
+        """Return the rows as a ragged batch, copying each row back to a buffer of its own."""
         keys, values, _, _, stop = cast(
             tuple[mx.array, mx.array, mx.array, mx.array, int], self.state
         )
@@ -86,9 +87,9 @@ class PaddedLayer(BatchKVCache):
 
 
 class PaddedBatch(ContinuousBatch):
-    """A `DecodeBatch` for sequences whose caches are all `FullCache`s. While its rows are ragged,
-    it calls `pads` before each step that follows at least `stable_steps` steps without joins or
-    leaves."""
+    """A `DecodeBatch` for sequences whose caches are all `FullCache`s. After `stable_steps` steps
+    without joins or leaves, the batch calls `pads` before each step, until `pads` returns True and
+    the batch pads its rows."""
 
     def __init__(self, model: Module, pads: Pads, stable_steps: int = STABLE_STEPS) -> None:
         super().__init__(model)
@@ -144,13 +145,13 @@ class PaddedBatch(ContinuousBatch):
                 layers[number] = layer.given_back()
 
     def _capacities(self) -> list[int]:
-        """Return each sequence's capacity in tokens, equal in all layers; empty if padded."""
+        """Return each sequence's capacity in tokens (equal in all layers); empty if padded."""
         first = next((layer for layer in self._layers if isinstance(layer, RaggedBatch)), None)
         return [row.buffer.capacity for row in first.rows] if first else []
 
 
 def _padded(rows: Sequence[mx.array], lengths: Sequence[int], capacity: int) -> mx.array:
-    """Return (batch, kv_heads, capacity, head_dim): each row's tokens, padded on the left."""
+    """Return each row's tokens, padded on the left: (batch, kv_heads, capacity, head_dim)."""
     _, heads, _, dim = rows[0].shape
     padded = mx.zeros((len(rows), heads, capacity, dim), rows[0].dtype)
     stop = max(lengths)
@@ -176,16 +177,16 @@ PadsFor = Callable[[Module], Pads | None]
 
 
 def pads_here(model: Module) -> Pads | None:
-    """Return `even` on a GPU, where padding takes at most nine tenths of the time of ragged rows in
-    `benchmarks.gpu_padded`, and gains more with each row. None on a CPU, where padding gains
-    nothing, and for models that compute padded batches wrongly."""
+    """Return `even` for a GPU and None for a CPU, where padding gains nothing. Also return None if
+    the model computes padded batches wrongly. On GPUs, padding takes at most nine tenths of the
+    time of ragged rows in `benchmarks.gpu_padded`, and gains more with each row."""
     return None if on_cpu() or not padding_works(model) else even
 
 
 def padding_works(model: Module) -> bool:
-    """Return whether a batch in mlx-lm's own padded caches has the right logits. Also tests lengths
-    beyond windows, chunks and the budgets of sparse attention, where padding may change the choice
-    of tokens."""
+    """Return whether a batch in mlx-lm's own padded caches has the right logits. Also tests
+    sequences longer than windows, chunks and the budgets of sparse attention, where padding may
+    change the choice of tokens."""
     probe = LogitsProbe(model)
     with probe.narrowed() as narrow:
         if narrow is not None and at_once(narrow.computing()) and not narrow.accepts_padding():
@@ -194,7 +195,7 @@ def padding_works(model: Module) -> bool:
 
 
 def can_pad(spec: ModelCacheSpec, layers: CacheLayers) -> bool:
-    """Return whether all layers keep every token, in our contiguous caches."""
+    """Return whether all layers keep every token, and keep it in our contiguous caches."""
     if not isinstance(layers, ContiguousLayers) or not all(layers.ragged):
         return False
     return all(layer.kind is LayerKind.FULL for layer in spec.layers)

@@ -1,8 +1,7 @@
 """The copy engine of a CUDA device, through the driver's C interface.
 
-MLX has no call that copies to given host memory: reading an array moves the array into managed
-memory for good. The driver copies pinned memory at the bus's speed, while kernels run. Knows only
-addresses.
+MLX cannot copy to given host memory: reading an array moves the array into managed memory for good.
+The driver copies pinned memory at the bus's speed, while kernels run. Knows only addresses.
 """
 
 from __future__ import annotations
@@ -177,7 +176,7 @@ class CudaDriver:
 
 
 def copies_rightly(driver: CopyDriver) -> bool:
-    """Return whether copies on this device are right: in both directions, whole and as rows."""
+    """Return whether the device copies arrays and rows correctly in both directions."""
     array = mx.arange(_TESTED, dtype=mx.int32) + 1
     try:
         device = driver.address(array)
@@ -188,7 +187,7 @@ def copies_rightly(driver: CopyDriver) -> bool:
 
 
 def _reads(driver: CopyDriver, device: int, host: memoryview) -> bool:
-    """Return whether copies to the host are right: all numbers, then half of each row."""
+    """Return whether copies to the host are right: first all numbers, then half of each row."""
     expected = numbers("i", range(1, _TESTED + 1))
     driver.to_host(address_of(host), device, Rows(1, len(host), len(host)))
     if bytes(host) != expected.tobytes():
@@ -202,7 +201,7 @@ def _reads(driver: CopyDriver, device: int, host: memoryview) -> bool:
 
 
 def _writes(driver: CopyDriver, device: int, host: memoryview, array: mx.array) -> bool:
-    """Return whether MLX sees numbers that are copied over the first half of each row."""
+    """Return whether MLX sees numbers that `driver` copies over half of each row."""
     driver.to_device(device, address_of(host[: len(host) // 2]), _ROWS)
     at = mx.arange(_TESTED, dtype=mx.int32)
     expected = mx.where(at % _WHOLE < _HALF, at // _WHOLE * _HALF + at % _WHOLE + 1, at + 1)
@@ -211,7 +210,7 @@ def _writes(driver: CopyDriver, device: int, host: memoryview, array: mx.array) 
 
 @functools.cache
 def transfers_here() -> Transfers | None:
-    """Return the copies for MLX's default device; None unless its copy engine passes the test."""
+    """Return the copies for MLX's default device; None if its copy engine fails the test."""
     if not on_cuda():
         return None
     try:

@@ -57,7 +57,7 @@ def convolved(x: mx.array, weight: mx.array) -> mx.array:
 
 @functools.cache
 def build(dtype: mx.Dtype, taps: int) -> CudaKernel:
-    """Start compiling the kernel for numbers of this type and weights of this many taps."""
+    """Start compiling the kernel for numbers of type `dtype` and for weights of `taps` taps."""
     number = C_TYPES[dtype]
     return CudaKernel(
         f"semantic_short_convolution_{number}_{taps}",

@@ -1,8 +1,8 @@
 """Kernels of MLX that most 16-bit models use, compiled by processes while a program starts.
 
-MLX compiles kernels one after the other when they are first used, in 3 to 5 s each, and keeps them
-in the folder `MLX_PTX_CACHE_DIR`. Each process runs this file as a program and compiles one kernel;
-MLX compiles all other kernels on demand. Knows nothing about models.
+MLX compiles each kernel when it is first used, which takes 3 to 5 s, and keeps it in the folder
+`MLX_PTX_CACHE_DIR`. Each process runs this file as a program and compiles one kernel. MLX compiles
+all other kernels on demand. Knows nothing about models.
 """
 
 from __future__ import annotations

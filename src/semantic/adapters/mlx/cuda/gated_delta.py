@@ -2,9 +2,9 @@
 
 mlx-lm has a kernel for Metal only; elsewhere it computes a dozen operations for one token after the
 other. Here a thread group keeps its part of a state in registers for all tokens. The sums for a
-token have a fixed order, so the bits are the same for many tokens at once or one by one, alone or
-in a batch. Only this module knows mlx-lm's function; `tests/integration/test_mlx_lm_contract.py`
-fails when mlx-lm changes that function.
+token have a fixed order, so the bits do not depend on the number of tokens in a call or on other
+rows of a batch. Only this module knows mlx-lm's function;
+`tests/integration/test_mlx_lm_contract.py` fails when mlx-lm changes that function.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def install() -> None:
 
 
 class Rule(NamedTuple):
-    """The parameters of a compiled kernel. If `vector`, each number of a key has its own decay."""
+    """A compiled kernel's parameters. With `vector`, each number of a key has its own decay."""
 
     k_heads: int
     v_heads: int
@@ -60,7 +60,7 @@ class Rule(NamedTuple):
 
     @property
     def computable(self) -> bool:
-        """True if a kernel is possible: known types, and threads divide the widths evenly."""
+        """True if a kernel supports the types and its threads divide the widths evenly."""
         known = self.dtype in C_TYPES and self.rate_dtype in C_TYPES
         even = self.k_dim % (_LANES * _VECTOR) == 0 and self.v_dim % _ROWS == 0
         return known and even and self.k_dim <= _WIDEST and self.v_heads % self.k_heads == 0
@@ -75,9 +75,9 @@ def compute(
     state: mx.array | None = None,
     mask: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """Like mlx-lm's `gated_delta_ops`: results, (rows, tokens, v_heads, v_dim), and new states.
+    """Return results, (rows, tokens, v_heads, v_dim), and states like mlx-lm's `gated_delta_ops`.
 
-    `q` and `k` are (rows, tokens, k_heads, k_dim), `v` (rows, tokens, v_heads, v_dim). `g` and
+    `q` and `k` are (rows, tokens, k_heads, k_dim), `v` is (rows, tokens, v_heads, v_dim). `g` and
     `beta` are (rows, tokens, v_heads); `g` may be (..., k_dim). States are (rows, v_heads, v_dim,
     k_dim).
     """
@@ -101,7 +101,7 @@ def _kernel_of(
 
 @functools.cache
 def right_kernel(rule: Rule) -> CudaKernel | None:
-    """Return a rule's kernel; None unless on this device it computes the same as MLX's
+    """Return a rule's kernel; None if on this device its results differ from those of MLX's
     operations."""
     if not rule.computable:
         return None

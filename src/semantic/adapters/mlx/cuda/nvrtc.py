@@ -1,9 +1,9 @@
 """CUDA kernels compiled by NVRTC, the compiler library that MLX loads, and launched through MLX.
 
 `mx.fast.cuda_kernel` includes headers that take a second and a half to compile, for every kernel
-and in every process. Source text without headers compiles much faster, and several texts compile at
-a time while MLX does other work. Knows text, numbers and arrays; does not know what kernels
-compute.
+and in every process. Source text without headers compiles much faster. NVRTC can compile several
+texts at a time while MLX does other work. Knows text, numbers and arrays; does not know what
+kernels compute.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ C_TYPES = {mx.bfloat16: "bfloat", mx.float16: "half", mx.float32: "float"}
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A pointer parameter of a kernel, to numbers of a C type. The source text may use
-    `NAME_strides[i]` for `n_strides` axes, and `NAME_shape[0]` if `has_size`."""
+    `NAME_strides[i]` for `n_strides` axes, and `NAME_shape[0]` if `has_size` is true."""
 
     name: str
     c_type: str
@@ -60,7 +60,7 @@ class Parameter:
 
 
 class CudaKernel:
-    """A kernel that is being compiled; the first call waits until it is ready."""
+    """A kernel that may still be compiling; the first call waits until the compilation ends."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class CudaKernel:
         body: str,
         shared_bytes: int = 0,
     ) -> None:
-        """`body` becomes the body of a function of the parameters; `head` precedes it."""
+        """`body` becomes a C function with the parameters; `head` precedes the function."""
         self._name = name
         self._inputs = tuple(inputs)
         self._shared_bytes = shared_bytes

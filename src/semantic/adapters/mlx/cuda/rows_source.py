@@ -2,8 +2,8 @@
 
 Consecutive tokens of a sequence attend to almost the same keys, so a thread group reads these keys
 once for all queries of a run of rows and one KV head. `COMBINE` reduces the partial results, which
-have the same form as those of `ATTEND`. The rows' own tokens are in pages already. Knows nothing
-about MLX.
+have the same form as those of `ATTEND`. The pages already contain the rows' own tokens. Knows
+nothing about MLX.
 """
 
 from __future__ import annotations

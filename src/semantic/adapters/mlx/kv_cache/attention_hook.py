@@ -1,12 +1,12 @@
 """Hook into mlx-lm's attention, and attention over a ragged batch.
 
 mlx-lm's models import `scaled_dot_product_attention` from `mlx_lm.models.base` by name, and
-`install` replaces that name in their modules. Models that call functions of `mx` with keys, values
-or scores get an `mx` whose functions also accept those of a batch. Calls whose keys are not our
-handle go to mlx-lm's or MLX's own function. Parts that depend on one sequence's length or tokens,
-such as sparse attention's choice of tokens, run row by row in mlx-lm's own functions; the rest of a
-step stays one computation. `tests/integration/test_mlx_lm_contract.py` fails if mlx-lm changes what
-this hook relies on.
+`install` replaces that name in their modules. If a model calls functions of `mx` with keys, values
+or scores, its `mx` gets functions that also accept a batch. Calls whose keys are not our handle go
+to mlx-lm's or MLX's own function. Parts that depend on one sequence's length or tokens, such as
+sparse attention's choice of tokens, run row by row in mlx-lm's own functions. All other parts of a
+step compute the whole batch at once. `tests/integration/test_mlx_lm_contract.py` fails if mlx-lm
+changes what this hook relies on.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ def _indexer(call: _Call) -> _Call:
 
 
 def _taken(tokens: mx.array, chosen: mx.array | None) -> mx.array:
-    """Return the tokens, (1, 1, n, dim), at the indices `chosen`, (1, 1, 1, k), or all if None."""
+    """Return the tokens, (1, 1, n, dim), at indices `chosen`, (1, 1, 1, k); all tokens if None."""
     if chosen is None:
         return tokens
     return mx.take_along_axis(tokens, chosen.swapaxes(-1, -2), axis=2)
 
 
 def _block_mask(call: _Call) -> _Call:
-    """MiniMax M3's choice of blocks, as one mask per row."""
+    """Return MiniMax M3's choice of blocks as one mask per row."""
 
     def choose(
         self: Module, x: mx.array, mask: mx.array | None, offset: object, cache: object
@@ -187,7 +187,7 @@ def scaled_dot_product_attention(
 
 @contextlib.contextmanager
 def watching(note: Callable[[object, object], None]) -> Iterator[None]:
-    """Call `note` with the cache and the mask at every call of attention on this thread."""
+    """In the `with` block, call `note(cache, mask)` at each call of attention on this thread."""
     before, _watchers.note = _watchers.note, note
     try:
         yield
@@ -237,7 +237,7 @@ def _row_by_row(
     sinks: mx.array | None,
     added: Sequence[mx.array | None] | None,
 ) -> mx.array:
-    """Run one fused attention per sequence; `added`, if given, is added to its scores."""
+    """Run one fused attention per sequence; `added`, if given, is added to the scores."""
     masks = keys.masks if added is None else added
     parts = zip(rows_of(queries), keys.rows, values.rows, masks, strict=True)
     rows = [
@@ -257,9 +257,9 @@ def _decode_on_cpu(
     """Attend one query per sequence, with all query heads of a KV head in one matrix product.
 
     MLX's CPU attention reads the keys once per query head; with grouped heads, keys are read only
-    once. Keys are the left operand, which a product with few columns reads in order; as the right
-    operand, they would first be transposed and packed. For each row, `added` has an array, (1,
-    heads, 1, tokens), to add to its scores or mask them with, or None.
+    once. Keys are the left operand, which a product with few columns reads in order. As the right
+    operand, MLX would first transpose and pack the keys. For each row, `added` has an array, (1,
+    heads, 1, tokens), that is added to the scores or masks them, or None.
     """
     n_rows, n_heads, _, head_dim = queries.shape
     kv = list(zip(keys.rows, values.rows, strict=True))
@@ -295,7 +295,7 @@ def _decode_in_slots(
     sinks: mx.array | None,
     added: Parts | None,
 ) -> mx.array:
-    """Attend one query per sequence, in one operation per part; see `_decode_on_cpu`."""
+    """Attend one query per sequence, in one operation per part. See `_decode_on_cpu`."""
     n_rows, n_heads, _, head_dim = queries.shape
     kv_heads = keys.arrays[0].shape[1]
     if sinks is None:
@@ -327,9 +327,9 @@ def _decode_in_slots(
 
 
 def _scores(query: mx.array, k: mx.array, scale: float, more: mx.array | None) -> mx.array:
-    """Return (rows, kv_heads, group, tokens): `query`, (rows, kv_heads, group, dim), times all
-    keys, plus `more`, (rows, 1 or heads, 1, tokens). Many keys are the left operand, as in
-    `_decode_on_cpu`; packing few keys costs less than another operation."""
+    """Return the scores, (rows, kv_heads, group, tokens): `query`, (rows, kv_heads, group, dim),
+    times all keys, plus `more`, (rows, 1 or heads, 1, tokens). Many keys are the left operand, as
+    in `_decode_on_cpu`; packing few keys costs less than another operation."""
     rows, kv_heads, group, _ = query.shape
     n_tokens = k.shape[2]
     if more is not None and more.shape[1] > 1:
@@ -360,7 +360,7 @@ def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:
 
 
 class _Streams(threading.local):
-    """One extra stream per thread: MLX lets no other thread use it."""
+    """One extra stream per thread, because MLX lets no other thread use a stream."""
 
     @functools.cached_property
     def second(self) -> mx.Stream:
@@ -371,7 +371,7 @@ _streams = _Streams()
 
 
 class _Watchers(threading.local):
-    """One observer per thread, called with the cache and the mask at every call of attention."""
+    """One callable per thread, which each call of attention calls with the cache and the mask."""
 
     note: Callable[[object, object], None] | None = None
 

@@ -1,8 +1,8 @@
 """Codec between KV caches and stored blocks: one byte layout for both forms of caches.
 
-A block body holds 256 tokens layer by layer: keys head by head, then values. A checkpoint holds
-everything else: a window's part before its first whole block, and mlx-lm's own states. A
-`BlockMemory` moves the bytes. Knows layers and shapes; knows nothing about stores or decoding.
+A block body holds 256 tokens layer by layer: keys head by head, then values. A checkpoint holds all
+other data: a window's part before its first whole block, and mlx-lm's own states. A `BlockMemory`
+moves the bytes. Knows layers and shapes; knows nothing about stores or decoding.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
     def deferred(
         self, caches: Sequence[CacheT], layers: Sequence[int], tokens: range, room: Room | None
     ) -> DeferredBody | None:
-        """Return a body of `layers`, copied to `room` outside MLX; None if impossible."""
+        """Start copying a body of `layers` to `room`, and return it; None if impossible."""
 
     def reader(self, caches: Sequence[CacheT]) -> ReadTokens:
-        """Return a reader for `caches`. It may keep data for the next layer."""
+        """Return a reader for `caches`. The reader may keep data for the next layer."""
 
     def stage(
         self,
@@ -92,8 +92,8 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         empty: Mapping[int, MlxLmCache],
         memory: BlockMemory[CacheT, MemoryT],
     ) -> None:
-        """`ragged[i]` is True if layer i uses our cache. For each layer that is stored as a whole
-        mlx-lm state, `states` has the form of that state and `empty` has a new cache."""
+        """`ragged[i]` is True if layer i uses our cache. If a layer is stored as a whole mlx-lm
+        state, `states` has the form of that state and `empty` has a new cache for the layer."""
         self._spec = spec
         self._shapes = shapes
         self._ragged = ragged
@@ -200,8 +200,8 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         return cast(tuple[str, Tree], state)[0]
 
     def _contents(self, length: int) -> list[tuple[int, range | None]]:
-        """Return the layers in a checkpoint after `length` tokens, each with its tokens, or with
-        None if its whole state is stored."""
+        """Return the layers in a checkpoint after `length` tokens, each with its stored tokens, or
+        with None if its whole state is stored."""
         contents: list[tuple[int, range | None]] = [
             (layer, window_edge(length, self._parts.window_tokens or 1))
             for layer in self._parts.window
@@ -224,7 +224,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
 
 @dataclass(frozen=True, slots=True)
 class PartLayers:
-    """For each part, the layers stored token by token. A checkpoint stores other layers whole."""
+    """The layers of each part, stored token by token. A checkpoint stores other layers whole."""
 
     full: tuple[int, ...]
     window: tuple[int, ...]
@@ -254,7 +254,7 @@ def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
 def describe(
     parts: PartLayers, shapes: Sequence[LayerShape | None], others: Sequence[tuple[int, str]]
 ) -> BlockLayout:
-    """Return the layout of a model's blocks. `others` has other layers' numbers and kinds."""
+    """Return the layout of a model's blocks. `others` are other layers' numbers and kinds."""
     name = {
         "full": _describe_layers(parts.full, shapes),
         "window": _describe_layers(parts.window, shapes),
@@ -276,7 +276,7 @@ def window_start(length: int, window: int) -> int:
 
 
 def window_edge(length: int, window: int) -> range:
-    """Return the positions that a checkpoint stores: from the window's start to a block's edge."""
+    """Return the positions in a checkpoint: from the window's start to the next block's start."""
     first = window_start(length, window)
     return range(first, min(whole_blocks(first), length))
 

@@ -72,7 +72,7 @@ class StoredArray:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """An expected form that any tree of arrays and numbers matches."""
+    """An expected form that matches any tree of arrays and numbers."""
 
 
 Leaf = None | int | float | str | ArrayForm | StoredArray | Anything
@@ -111,7 +111,7 @@ def read_checkpoint(body: bytes, layout: str, length: int, expected: Sequence[Tr
 
 
 def arrays_in(body: bytes) -> list[mx.array]:
-    """Copy all arrays in a checkpoint. Raises CacheReconstructionError if it is malformed."""
+    """Copy all arrays in a checkpoint. Raises CacheReconstructionError for malformed bytes."""
     table, end = _table_of(body)
     found: list[mx.array] = []
     waiting = [_Reader(memoryview(body), end).match(table.get("layers"), Anything())]
@@ -160,7 +160,7 @@ class _Reader:
         self._at = at
 
     def match(self, found: object, expected: Tree) -> Tree:
-        """Return `found`, which comes from the table, as a tree that matches `expected`."""
+        """Return `found`, a tree from the table of contents, as a tree that matches `expected`."""
         if isinstance(expected, Anything):
             return self._any(found)
         if isinstance(expected, ArrayForm):
