@@ -1,9 +1,9 @@
 """The two forms of KV caches behind one interface, and the choice of a model's form.
 
-A form creates the caches of sequences, turns them into blocks, and converts both to bytes. It works
-only with its own caches, which are opaque to the other form. A model gets pages if all layers have
-kernels that pass their self-test and the model's logits are right with them. Knows devices and
-kernels.
+A form creates the caches of sequences, turns them into blocks, and converts both to bytes. Each
+form works only with its own caches, which are opaque to the other form. A model gets pages if all
+layers have kernels that pass their self-test and the model's logits are right with them. Knows
+devices and kernels.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _TRACED = 16
 
 @dataclass(frozen=True, slots=True)
 class CacheForm:
-    """A model, the caches with which it computes, and the codec that turns them into bytes."""
+    """A model, the caches with which it computes, and the codec that converts them to bytes."""
 
     model: Module
     spec: ModelCacheSpec
@@ -131,8 +131,8 @@ def paged_form(
     costs: RowCosts,
     beside: Beside,
 ) -> CacheForm:
-    """Return the form with tokens in pages of `kinds`, over which `attention` computes, and with
-    mlx-lm's states in the other layers; see `PagedLayers`."""
+    """Return the form that keeps tokens in pages of `kinds`, over which `attention` computes. The
+    other layers keep mlx-lm's states; see `PagedLayers`."""
     by_layer = {number: kind.shape for kind in kinds for number in kind.layers}
     shapes = [by_layer.get(number) for number in range(spec.n_layers)]
     make = states_of(probe.model, spec)
@@ -173,7 +173,7 @@ def _form(
 
 
 def find_kernels(kind: PageKind) -> PagedAttention | None:
-    """Return this device's kernels for layers of this kind; None if there are none."""
+    """Return this device's kernels for layers of this kind; None if there are no kernels."""
     dialect = dialect_here()
     if os.environ.get(OFF_VARIABLE) == "off" or dialect is None or not computable(kind, dialect):
         return None
@@ -187,8 +187,8 @@ CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
 def choosing_contiguous(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None], name: str | None
 ) -> Slices[CacheForm]:
-    """Choose the contiguous form, yielding after each forward pass. Remembers, under the model's
-    fingerprint `name`, which layers can use our caches; if it is None, remembers nothing."""
+    """Choose the contiguous form, yielding after each forward pass. Stores, under the model's
+    fingerprint `name`, which layers can use our caches. Without a `name`, stores nothing."""
     if name is not None and name in CHOSEN_LAYERS:
         ragged = CHOSEN_LAYERS[name]
     else:
@@ -262,7 +262,7 @@ def _comparing_pages(
     found: Sequence[PagedAttention],
     beside: Beside,
 ) -> Slices[bool]:
-    """Return whether the model's logits are right with pages, also beyond its windows."""
+    """Return whether the model's logits are right with pages, within and beyond its windows."""
 
     def layers_of(
         spec: ModelCacheSpec, kinds: Sequence[PageKind], attention: Sequence[PagedAttention]
@@ -287,12 +287,12 @@ def _comparing_pages(
 
 
 def _ways(model: Module, spec: ModelCacheSpec) -> tuple[Beside, ...]:
-    """Return how prompts may share a pass, best first; only "alone" unless states can be rows."""
+    """Return how prompts may share a pass, best first: only "alone" if states cannot be rows."""
     make = states_of(model, spec)
     slots = make is not None and all(isinstance(one, ArraysCache) for one in make().values())
     return ("padded", "even", "alone") if slots else ("alone",)
 
 
 def transfers_for(attention: Sequence[PagedAttention]) -> Transfers | None:
-    """Return the device's copies outside MLX; None unless `attention` never moves pages."""
+    """Return the device's copies outside MLX; None if `attention` may move pages."""
     return transfers_here() if all(isinstance(one, PagedKernels) for one in attention) else None

@@ -1,9 +1,9 @@
 """Merges several sequences' caches of one layer into one layer of a batch, for each kind of cache.
 
-The states of a recurrent layer are one array per part, in which row i belongs to sequence i: a
-state has no length, so nothing needs alignment. A step replaces the arrays as a whole. Joining and
-leaving only change a list of indices: the next step gathers staying rows, joining rows and padding
-at once. Knows our kinds of caches and mlx-lm's; knows nothing about models or requests.
+The states of a recurrent layer are one array per part, in which row i belongs to sequence i. A
+state has no length, so the rows need no alignment. A step replaces the arrays as a whole. Joining
+and leaving only change a list of indices: the next step gathers staying rows, joining rows and
+padding at once. Knows our kinds of caches and mlx-lm's; knows nothing about models or requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.slots import SlottedBatch
 
 @dataclass(frozen=True, slots=True)
 class _Lent:
-    """A placeholder in a sequence's cache for an array while a batch holds its row."""
+    """A placeholder for an array in a sequence's cache, while a batch holds the array as a row."""
 
     nbytes: int
 
@@ -36,7 +36,7 @@ class _Row(Protocol):
 class StateBatch(ArraysCache):
     """The states of the sequences in a batch, which models use like mlx-lm's ArraysCache. While a
     sequence is in the batch, its own cache has only its state's size in bytes. Either all sequences
-    have a state or none has, because some models treat no state differently from zeros."""
+    have a state or none has a state, because some models do not treat a missing state as zeros."""
 
     cache: list[mx.array | None]  # type: ignore[assignment]  # entries may be None
 
@@ -52,7 +52,7 @@ class StateBatch(ArraysCache):
 
     @property
     def n_rows(self) -> int:
-        """The least number of rows in a step: one for each sequence."""
+        """The least number of rows in a step: one row for each sequence."""
         return len(self._rows)
 
     def pad_to(self, n_rows: int) -> None:
@@ -62,7 +62,7 @@ class StateBatch(ArraysCache):
         self._padding = padding
 
     def take(self, counts: Sequence[int]) -> None:
-        """Say how many tokens of each row the batch's only pass computes; the others are
+        """Set how many tokens of each row the batch's only pass computes; the other tokens are
         padding."""
         self.lengths = mx.array([*counts, *[0] * self._padding], mx.int32)  # type: ignore[assignment]
 
@@ -92,8 +92,8 @@ class StateBatch(ArraysCache):
 
     @property
     def example(self) -> list[mx.array | None]:
-        """The states of some rows; all other rows have states of the same shapes, except for the
-        axis of rows."""
+        """The states of some rows. The states of all other rows have the same shapes, except for
+        the axis of rows."""
         return self._joining[-1] if self._joining else self.cache
 
     # Called by models
@@ -109,13 +109,13 @@ class StateBatch(ArraysCache):
                 row.cache[idx] = _Lent(value.nbytes // value.shape[0])
 
     def make_mask(self, N: int, *_: object, **__: object) -> mx.array | None:
-        """Return a mask, (rows, N), of the tokens that are not padding; None if none is padding."""
+        """Return a mask, (rows, N), that is True for tokens; None if no token is padding."""
         return cast("mx.array | None", super().make_mask(N))
 
     # Inside
 
     def _join(self, rows: Sequence[_Row], arrays: Sequence[list[mx.array | None]]) -> None:
-        """Add rows, in order, with their states; one of `arrays` may contain several rows."""
+        """Add rows, in order, with their states. An array in `arrays` may contain several rows."""
         self._joining += arrays
         for row in rows:
             row.cache = [None if one is None else _Lent(one.nbytes) for one in row.cache]
@@ -196,7 +196,7 @@ def merge(caches: Sequence[object]) -> BatchLayer:
 
 
 def merge_theirs(caches: Sequence[object]) -> BatchLayer:
-    """Merge caches by calling their class's `merge`."""
+    """Merge caches by calling `merge` of their class."""
     return cast(_Merges, caches[0]).merge(caches)
 
 
@@ -207,7 +207,7 @@ def pad(layer: BatchLayer, n_rows: int) -> None:
 
 
 def states(layers: Sequence[BatchLayer]) -> list[mx.array]:
-    """Return the arrays of all states, on which the logits of their own step do not depend."""
+    """Return the arrays of all states. The logits of a step do not depend on that step's states."""
     found: list[mx.array] = []
     for layer in layers:
         if isinstance(layer, StateBatch):
@@ -219,9 +219,9 @@ StateShapes = tuple[tuple[int, ...] | None, ...]
 
 
 def state_shapes(caches: Sequence[object]) -> StateShapes:
-    """Return the shapes of the states of a sequence or a batch, leaving out the axis of rows; None
-    for a state not computed yet, because some models treat no state differently from zeros.
-    Sequences with different shapes cannot share a step."""
+    """Return the shapes of the states of a sequence or a batch, leaving out the axis of rows. A
+    state not computed yet is None, as some models do not treat a missing state as zeros. Sequences
+    with different shapes cannot share a step."""
     found: list[tuple[int, ...] | None] = []
     for cache in caches:
         if isinstance(cache, ArraysCache):

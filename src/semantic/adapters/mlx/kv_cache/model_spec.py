@@ -1,8 +1,8 @@
 """A model's cache spec: the findings of `spec_reader`, plus its masks and positions.
 
 A layer that keeps every token but masks old ones counts as a sliding window. In some models keys
-depend on how a prompt is divided into chunks, so only their first tokens are reusable. The masks
-come from a traced forward pass that is not evaluated, with narrowed windows: a few tokens behave
+depend on how a prompt is divided into chunks, so only the first tokens are reusable. The masks come
+from a traced forward pass with narrowed windows, which MLX does not evaluate: a few tokens behave
 beyond a window of 8 as thousands would beyond 4,096. A layer with several caches, mlx-lm's
 `CacheList`, counts as several layers, each of its own kind. Knows the names in mlx-lm's models.
 """
@@ -41,7 +41,7 @@ _Values = MutableMapping[str, object]
 
 @contextmanager
 def narrowed(*models: Module) -> Iterator[bool]:
-    """Narrow these models, which must not be in use; yield whether any number changed."""
+    """Narrow these models, which must not be in use; yield whether any of their numbers changed."""
     changed: list[tuple[_Values, str, object]] = []
     try:
         for values in _configurations(models):
@@ -57,7 +57,7 @@ def narrowed(*models: Module) -> Iterator[bool]:
 
 
 def _smaller(name: str, value: object) -> object:
-    """Return the narrowed value for this name; if there is none, `value` itself."""
+    """Return the narrowed value for this name; `value` itself if there is no narrowed value."""
     most = next((most for pattern, most in _NUMBERS if pattern.search(name)), None)
     numbers = list(value) if isinstance(value, list | tuple) else [value]
     if most is None or not any(type(one) is int and one > most for one in numbers):
@@ -67,7 +67,7 @@ def _smaller(name: str, value: object) -> object:
 
 
 def _configurations(models: tuple[Module, ...]) -> Iterator[_Values]:
-    """Yield the attributes of all modules, and of the arguments that created them, each once."""
+    """Yield the attributes of each module, and of the arguments that created the module, once."""
     seen: set[int] = set()
     for model in models:
         for module in cast(Callable[[], list[Module]], model.modules)():
@@ -95,7 +95,7 @@ _Nesting = tuple["_Nesting", ...] | None
 
 
 def flat(caches: Sequence[object]) -> list[object]:
-    """Return `caches` with each list of caches replaced by its parts."""
+    """Return `caches` with each list of caches replaced by the caches in it."""
     return [
         leaf
         for cache in caches
@@ -150,7 +150,7 @@ _UNTRACEABLE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, V
 
 def read_spec(model: object) -> ModelCacheSpec | None:
     """Return the spec of an mlx-lm model; None for any other object. See `spec_reader.read_spec`.
-    From then on, the model accepts and creates flat caches, see `flatten`."""
+    From then on, the model accepts and creates flat caches; see `flatten`."""
     if not isinstance(model, Module):
         return None
     flatten(model)
@@ -166,8 +166,8 @@ def read_spec(model: object) -> ModelCacheSpec | None:
 
 
 def read_shapes(model: Module) -> list[LayerShape | None]:
-    """See `spec_reader.read_shapes`. Also None for layers that only mlx-lm's own caches can
-    compute, because the layer's mask is wider than its cache."""
+    """See `spec_reader.read_shapes`. The shape is also None for a layer whose mask is wider than
+    its cache, because only mlx-lm's own caches can compute such a layer."""
     shapes = spec_reader.read_shapes(model)
     masks = _read_masks(model)
     return [None if mask.overhangs else shape for shape, mask in zip(shapes, masks, strict=True)]
@@ -175,7 +175,7 @@ def read_shapes(model: Module) -> list[LayerShape | None]:
 
 @dataclasses.dataclass(slots=True)
 class _Mask:
-    """The mask of a layer's attention; `window` is set if the cache itself has no window. A mask
+    """The mask of a layer's attention. `window` is set if the cache itself has no window. A mask
     `overhangs` if it is wider than the cache's window, `size`: then a prompt's token sees one token
     more than a decoded token does."""
 
@@ -261,8 +261,8 @@ def _with_window(layer: LayerSpec, window: int | None) -> LayerSpec:
 
 
 def _limits_of_positions(model: Module) -> Iterator[int]:
-    """Yield lengths, in tokens, up to which positions do not depend on a chunk's length. Beyond the
-    model's original context, some rotary embeddings do."""
+    """Yield lengths, in tokens, up to which positions do not depend on a chunk's length. Some
+    rotary embeddings depend on it beyond the model's original context."""
     known: dict[tuple[object, ...], bool] = {}
     for rope in cast(Callable[[], list[Module]], model.modules)():
         limit = getattr(rope, "max_position_embeddings", None)

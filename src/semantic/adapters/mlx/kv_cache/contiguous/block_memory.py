@@ -2,7 +2,7 @@
 
 FULL bodies go to where the tokens will stay. WINDOW bodies go into separate buffers, because the
 checkpoint contains the window's first tokens. A device with its own memory copies tokens in one
-piece, outside MLX's work. Knows layers and their arrays; does not know a block's byte layout.
+piece, without MLX. Knows layers and their arrays; does not know a block's byte layout.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ContiguousMemory:
     def __init__(
         self, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None], transfers: Transfers | None
     ) -> None:
-        """`transfers` are the device's copies outside MLX; None if the device has none."""
+        """`transfers` use the device's copy engine; None if the device has none that works."""
         self._spec = spec
         self._shapes = shapes
         self._transfers = transfers
@@ -62,7 +62,7 @@ class ContiguousMemory:
         tokens: range,
         room: Room | None,
     ) -> ArrivingBody | None:
-        """See `BlockMemory.deferred`. Copies, because the next token overwrites the arrays."""
+        """See `BlockMemory.deferred`. Copies the arrays first: the next token overwrites them."""
         if self._transfers is None or not layers:
             return None
         pieces: list[mx.array] = []
@@ -140,7 +140,7 @@ class ContiguousMemory:
     def _window(
         self, old: ContiguousCache, piece: Piece, staging: Staging[KVBuffer], length: int
     ) -> SequenceCache:
-        """Return a window's cache: the checkpoint's tokens, then those of the WINDOW bodies."""
+        """Return a window's cache: first the checkpoint's tokens, then the WINDOW bodies'."""
         layer, tokens = piece.layer, piece.tokens
         keys, values = cast(tuple[StoredArray, StoredArray], piece.tree)
         ranges = [BufferRange(KVBuffer(keys.load(), values.load()), 0, len(tokens))]
@@ -192,7 +192,7 @@ class _Reader:
 
 
 class _Copied:
-    """A `Place` in an array to which nothing else refers."""
+    """A `Place` in an array to which no other object refers."""
 
     def __init__(self, array: mx.array, address: int) -> None:
         self._array: mx.array | None = array
@@ -212,7 +212,7 @@ def _segments(array: mx.array, start: int, stop: int) -> list[memoryview]:
 
 
 def _tokens_of(cache: ContiguousCache) -> tuple[KVBuffer, range]:
-    """Return a cache's arrays and the positions of the tokens at their front."""
+    """Return a cache's arrays and the positions of the tokens at the front of these arrays."""
     if isinstance(cache, SequenceCache):
         return cache.buffer, cache.held
     theirs = cast(MlxLmKVCache, cache)

@@ -24,8 +24,8 @@ from semantic.domain.value_objects import whole_blocks
 class KVBuffer:
     """Keys (1, kv_heads, capacity, k_head_dim) and values (1, kv_heads, capacity, v_head_dim).
 
-    MLX writes in place only while nothing else refers to the array, so keep a part of a buffer as a
-    `BufferRange`, never as a view. `capacity` is in tokens.
+    MLX writes in place only while no other object refers to the array, so keep a part of a buffer
+    as a `BufferRange`, never as a view. `capacity` is in tokens.
     """
 
     __slots__ = ("capacity", "k", "v")
@@ -45,7 +45,7 @@ class KVBuffer:
 
     @classmethod
     def gather(cls, ranges: Sequence[BufferRange], capacity: int) -> KVBuffer:
-        """Copy `ranges` into one buffer of `capacity` tokens, adjacent ranges as one piece."""
+        """Copy `ranges` into one buffer of `capacity` tokens, copying adjacent ranges at once."""
         pieces = join_neighbours(ranges)
         return cls(
             _concatenate([p.buffer.k[..., p.start : p.stop, :] for p in pieces], capacity),
@@ -74,7 +74,7 @@ class KVBuffer:
 
 
 class LentBuffer(KVBuffer):
-    """A placeholder for a buffer whose tokens are in an array shared by several sequences."""
+    """A placeholder for a buffer whose tokens are in an array that several sequences share."""
 
     __slots__ = ("_token_bytes",)
 
@@ -89,17 +89,17 @@ class LentBuffer(KVBuffer):
 
     @property
     def nbytes(self) -> int:
-        """Bytes reserved for the sequence, wherever its tokens are."""
+        """Bytes that the sequence has reserved, wherever its tokens are."""
         return self.capacity * self._token_bytes
 
     def resize(self, kept: range, capacity: int) -> None:  # noqa: ARG002
-        """Record the new capacity; there are no tokens to move."""
+        """Record the new capacity. There are no tokens to move."""
         self.capacity = capacity
 
 
 @dataclass(frozen=True, slots=True)
 class BufferRange:
-    """Tokens `start` to `stop` of a buffer, not copied: the content of a block."""
+    """Tokens `start` to `stop` of a buffer, which are the content of a block, without a copy."""
 
     buffer: KVBuffer
     start: int
@@ -111,7 +111,7 @@ class BufferRange:
 
 
 def join_neighbours(ranges: Sequence[BufferRange]) -> list[BufferRange]:
-    """Return as few ranges as possible with the same tokens in the same order."""
+    """Return the same tokens in the same order, in as few ranges as possible."""
     joined: list[BufferRange] = []
     for piece in ranges:
         if joined and joined[-1].buffer is piece.buffer and joined[-1].stop == piece.start:
@@ -137,7 +137,7 @@ Mask = mx.array | str | None
 
 
 def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
-    """Return (n, before + n) booleans: a query sees keys in its window up to its position."""
+    """Return (n, before + n) booleans: a query sees keys in its window up to its own position."""
     queries = mx.arange(before, before + n)[:, None]
     keys = mx.arange(before + n)[None]
     mask = queries >= keys
@@ -145,7 +145,7 @@ def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
 
 
 def mask_over(n: int, before: int, window: int | None, *, as_array: bool = False) -> Mask:
-    """Return the mask for `n` tokens that attend to `before` earlier tokens and to one another."""
+    """Return the mask for `n` tokens that attend to one another and to `before` earlier tokens."""
     if n == 1:
         return None
     if window is not None and before + n > window:
@@ -166,7 +166,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append tokens, (1, kv_heads, n, head_dim) each; return all that they may attend to."""
+        """Append tokens, (1, kv_heads, n, head_dim) each; return all tokens that they attend to."""
 
     @abstractmethod
     def reserve(self, capacity: int) -> None:
@@ -189,7 +189,7 @@ class SequenceCache(ABC):
     @abstractmethod
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Return the last result of `update_and_fetch` again, for layers that share a cache.
-        Reading `state` discards that result."""
+        Reading `state` discards this result."""
 
     def make_mask(
         self,
@@ -197,8 +197,8 @@ class SequenceCache(ABC):
         return_array: bool = False,
         window_size: int | None = None,  # noqa: ARG002
     ) -> Mask:
-        """Return the mask for the next `N` tokens over the result of `update_and_fetch`.
-        `window_size`, which a model passes, equals this cache's window."""
+        """Return the mask for the next `N` tokens over the result of `update_and_fetch`. A model
+        passes `window_size`, which equals this cache's window."""
         before = len(self.held) if self.window is None else min(len(self.held), self.window - 1)
         return mask_over(N, before, self.window, as_array=return_array)
 
@@ -209,7 +209,7 @@ class SequenceCache(ABC):
 
     @property
     def state(self) -> tuple[mx.array, mx.array]:
-        """The arrays to evaluate."""
+        """The arrays that a caller evaluates."""
         return self.buffer.k, self.buffer.v
 
     @property
@@ -244,7 +244,7 @@ class FullCache(SequenceCache):
 
     @property
     def keys(self) -> mx.array:
-        """The buffer's keys. Models make other arrays depend on them, or vice versa."""
+        """The buffer's keys. Models make other arrays depend on the keys, or vice versa."""
         return self.buffer.k
 
     @keys.setter
@@ -262,7 +262,7 @@ class FullCache(SequenceCache):
 
 
 class WindowCache(SequenceCache):
-    """Sliding window: holds at least the sequence's last `window` tokens, or all if it has fewer.
+    """Sliding window: holds at least the sequence's last `window` tokens, or all tokens if fewer.
 
     The tokens are in order from the front of the buffer. When the buffer is full, the last `window`
     tokens move to the front: the larger the buffer, the more steps share the cost of a move.
@@ -307,12 +307,12 @@ class WindowCache(SequenceCache):
 
     @property
     def state(self) -> tuple[mx.array, mx.array]:
-        """The arrays to evaluate. Reading it discards `update_and_fetch`'s last result."""
+        """The arrays to evaluate. Reading `state` discards `update_and_fetch`'s last result."""
         self._seen = None
         return super().state
 
     def _append_long(self, first: int, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """Append more tokens than fit: attend over all of them, keep only the last ones."""
+        """Append more tokens than fit: attend to all of them, but keep only the last ones."""
         old_k, old_v = self.buffer.read(first, self._held)
         seen = KVBuffer(mx.concatenate([old_k, k], axis=2), mx.concatenate([old_v, v], axis=2))
         total = seen.capacity
@@ -323,7 +323,7 @@ class WindowCache(SequenceCache):
         return seen.k, seen.v
 
     def reserve(self, capacity: int) -> None:
-        """See `SequenceCache.reserve`. Never grows beyond what the window needs."""
+        """See `SequenceCache.reserve`. The buffer never exceeds the size that the window needs."""
         target = min(whole_blocks(capacity), self._most)
         if target > self.buffer.capacity:
             self.buffer.resize(range(self._held), target)
@@ -339,12 +339,12 @@ class WindowCache(SequenceCache):
 
 
 class RaggedKeys(RaggedArray):
-    """Keys of a batch: row i has all keys that its queries may attend to, subject to `masks[i]`."""
+    """Keys of a batch: row i has all keys for its queries; `masks[i]` hides some of the keys."""
 
     masks: tuple[Mask, ...]
 
     def each(self, change: Callable[[mx.array], mx.array], dtype: mx.Dtype) -> RaggedKeys:
-        """See `RaggedArray.each`. Keeps the masks."""
+        """See `RaggedArray.each`. The result has the same masks."""
         changed = RaggedKeys(list(map(change, self.rows)), dtype)
         changed.masks = self.masks
         return changed
@@ -357,7 +357,7 @@ def _positions(offsets: tuple[int, ...]) -> mx.array:
 
 
 class BatchRow(Protocol):
-    """A sequence's cache as a row of a batch: a `SequenceCache`, or mlx-lm's own."""
+    """A sequence's cache as a row of a batch: a `SequenceCache`, or mlx-lm's own cache."""
 
     offset: int
 
@@ -423,7 +423,7 @@ class RaggedBatch(Generic[Row]):
 
     @property
     def keys(self) -> RaggedArray:
-        """The rows' buffers; see `FullCache.keys`."""
+        """The rows' buffers of keys; see `FullCache.keys`."""
         rows = [cast(FullCache, row).keys for row in self.as_rows().rows]
         return RaggedArray(rows, rows[0].dtype)
 
@@ -434,12 +434,12 @@ class RaggedBatch(Generic[Row]):
 
     @property
     def values(self) -> RaggedArray:
-        """The rows' buffers; see `FullCache.keys`."""
+        """The rows' buffers of values; see `FullCache.keys`."""
         rows = [cast(FullCache, row).values for row in self.as_rows().rows]
         return RaggedArray(rows, rows[0].dtype)
 
     def make_mask(self, *_: object, **__: object) -> None:
-        """Return no mask: rows have no padding, and the keys carry the mask of each row."""
+        """Return None: rows have no padding, and the keys carry each row's mask."""
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         self.rows, self._fetched = [self.rows[i] for i in batch_indices], None
@@ -452,7 +452,7 @@ class RaggedBatch(Generic[Row]):
 
     @property
     def state(self) -> list[object]:
-        """The arrays to evaluate."""
+        """The arrays that a caller evaluates."""
         return [row.state for row in self.rows]
 
     @property

@@ -1,7 +1,7 @@
 """A sequence's caches for all layers: creates them, also from blocks, and turns them into blocks.
 
-Each layer uses either our cache (`SequenceCache`, batched without padding) or, where a model needs
-it, mlx-lm's own. Knows shapes and block sizes; knows nothing about requests, pools or batches.
+Each layer uses our cache (`SequenceCache`, batched without padding) or, where a model needs it,
+mlx-lm's own cache. Knows shapes and block sizes; knows nothing about requests, pools or batches.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MlxLmCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MlxLmState:
-    """A block's content where a layer has mlx-lm's own cache: all of it after `length` tokens."""
+    """A block's content in a layer with mlx-lm's own cache: the whole cache, of `length` tokens."""
 
     cache: MlxLmCache
     length: int
@@ -81,8 +81,8 @@ def states_of(model: Module, spec: ModelCacheSpec) -> MakeStates | None:
 class ContiguousLayers:
     """Creates a model's caches.
 
-    `ragged[i]` is True if layer i can be in our batch: its cache is ours if the layer keeps keys
-    and values of tokens, otherwise mlx-lm's own for a single sequence. `together` is True if
+    `ragged[i]` is True if layer i can be in our batch. Such a layer uses our cache if it keeps keys
+    and values of tokens, otherwise mlx-lm's cache for a single sequence. `together` is True if
     several sequences can be one batch.
     """
 
@@ -132,8 +132,8 @@ class ContiguousLayers:
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> list[ContiguousCache]:
         """Return caches that begin with the first `length` tokens of `blocks`. Takes over the
-        buffer if the blocks are exclusive and adjacent; otherwise copies them in one pass. Raises
-        CacheReconstructionError if a layer does not hold these tokens."""
+        buffer if the blocks are exclusive and adjacent; otherwise copies the tokens in one pass.
+        Raises CacheReconstructionError if a layer does not hold these tokens."""
         for i in range(self._spec.n_layers):
             self._check(i, blocks, length)
         caches = [
@@ -154,7 +154,7 @@ class ContiguousLayers:
         self, caches: Sequence[ContiguousCache], blocks: Sequence[Sequence[KVBlock]], length: int
     ) -> list[KVBlock]:
         """Fill `blocks` with the contents of `caches`, which hold `length` tokens; return the
-        unused blocks. Shrinks buffers to the blocks in use: the engine counts only blocks."""
+        unused blocks. Shrinks buffers to the used blocks, because the engine counts blocks."""
         unused: list[KVBlock] = []
         shrunk: list[mx.array] = []
         for layer, cache, mine in zip(self._spec.layers, caches, blocks, strict=True):
@@ -228,7 +228,7 @@ class ContiguousLayers:
 
 def require_cut(layer: LayerSpec, held: range, length: int, who: str) -> None:
     """Raise CacheReconstructionError unless a layer that holds the positions `held` can be cut to
-    `length`."""
+    `length` tokens."""
     if not earliest_cut(layer, held, held.stop) <= length <= held.stop:
         raise CacheReconstructionError(
             f"{who} holds tokens {held.start} to {held.stop}; cannot cut it to the first {length}"
@@ -236,7 +236,7 @@ def require_cut(layer: LayerSpec, held: range, length: int, who: str) -> None:
 
 
 def cache_of(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> SequenceCache:
-    """Return our cache of a layer after `offset` tokens; `buffer` begins with the last `held`."""
+    """Return a layer's cache after `offset` tokens; `buffer` begins with the last `held` tokens."""
     if layer.kind is LayerKind.SLIDING_WINDOW and layer.window is not None:
         most = (layer.max_blocks or 0) * BLOCK_TOKENS
         return WindowCache(buffer, offset, layer.window, most, held)
@@ -267,8 +267,8 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
 
 
 def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> int:
-    """Divide the tokens of `state` among as many blocks as they need; return the number of blocks
-    used. These all refer to the same cache."""
+    """Put `state` into as many of `blocks` as its tokens need; return the number of blocks used.
+    All these blocks refer to the same cache."""
     blocks = blocks[: layer.blocks_for(state.length)]
     first = 0
     if layer.window is not None and state.length >= layer.window:
@@ -282,7 +282,7 @@ def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -
 
 def cut_state(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
     """Return the state's cache, cut to `length` tokens. Raises CacheReconstructionError if the
-    cache does not support that."""
+    cache does not support cutting."""
     cache = state.cache if exclusive else _copied(state.cache)
     surplus = state.length - length
     if surplus == 0:
@@ -295,7 +295,7 @@ def cut_state(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
 
 
 def _copied(cache: MlxLmCache) -> MlxLmCache:
-    """Return a cache of the same tokens, sharing arrays of states, which never change in place."""
+    """Return a copy of `cache` that shares arrays of states, which never change in place."""
     if isinstance(cache, ArraysCache):
         other = ArraysCache(len(cache.cache))
         other.cache = list(cache.cache)

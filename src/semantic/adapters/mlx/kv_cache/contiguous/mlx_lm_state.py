@@ -37,7 +37,7 @@ class _FromState(Protocol):
 
 
 def expected_state(cache: MlxLmCache) -> Tree:
-    """Return the form of the state of any cache like `cache`, whatever its number of tokens."""
+    """Return the form of the state of every cache like `cache`, with any number of tokens."""
     name = class_name(cache)
     if name not in _KNOWN:
         return name, [(attribute, Anything()) for attribute in sorted(vars(cache))]
@@ -67,7 +67,7 @@ def read_state(tree: Tree, expected: Tree, length: int, empty: MlxLmCache) -> Ml
 
 
 def class_name(cache: object) -> str:
-    """Return the cache's class name. Raises UnsupportedModelError if it cannot be stored."""
+    """Return the cache's class name. Raises UnsupportedModelError for an unstorable cache."""
     name = type(cache).__name__
     if _KNOWN.get(name, type(cache)) is not type(cache) or not hasattr(cache, "__dict__"):
         raise UnsupportedModelError(f"cannot store a {name} in a checkpoint")

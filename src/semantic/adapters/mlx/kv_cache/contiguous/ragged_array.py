@@ -1,9 +1,9 @@
 """An array with rows of different lengths, which models use like any other array.
 
-A model gets one as keys or values of a batch. Operations before attention, such as the scores of
-MLA's rope keys, or instead of attention, such as soft-capped scores, run row by row. Functions of
-`mx` see an array without elements and fail, except those in `ROW_BY_ROW`, which `attention_hook`
-replaces. Knows the operations that mlx-lm's models apply to keys, values and scores.
+A model gets a `RaggedArray` as keys or values of a batch. Operations before attention, such as the
+scores of MLA's rope keys, or instead of attention, such as soft-capped scores, run row by row. To
+functions of `mx`, the array has no elements, and they fail, except those in `ROW_BY_ROW`, which
+`attention_hook` replaces. Knows the operations that models apply to keys, values and scores.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class RaggedArray(mx.array):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Like any array's shape, except that for rows of different lengths one entry is an array
-        of lengths, (batch,) int32, from which models compute positions. In a condition, it raises
-        an error."""
+        """The shape, where one entry is an array of lengths, (batch,) int32, if the rows differ in
+        length. Models compute positions from that entry. As a condition, the entry raises an
+        error."""
         sizes = zip(*(row.shape[1:] for row in self.rows), strict=True)
         merged = [one[0] if len(set(one)) == 1 else mx.array(one, mx.int32) for one in sizes]
         return cast(tuple[int, ...], (len(self.rows), *merged))
@@ -42,7 +42,7 @@ class RaggedArray(mx.array):
         return RaggedArray(list(map(change, self.rows)), dtype)
 
     def swapaxes(self, axis1: int, axis2: int, stream: object = None) -> RaggedArray:  # noqa: ARG002
-        """Swap axes in each row, where axis 0 has only one entry."""
+        """Swap axes in each row. Axis 0 has only one entry there."""
         return self.each(lambda row: row.swapaxes(axis1, axis2), self.dtype)
 
     def astype(self, dtype: mx.Dtype, stream: object = None) -> RaggedArray:  # noqa: ARG002
@@ -70,16 +70,16 @@ class RaggedArray(mx.array):
 
 
 def product(left: mx.array, right: mx.array) -> mx.array:
-    """Return `left @ right`. If all heads of one token share the right operand, one product
-    computes them. `left` is (..., heads, n, width), `right` is (..., heads or 1, width,
-    columns)."""
+    """Return `left @ right`, where `left` is (..., heads, n, width) and `right` (..., heads or 1,
+    width, columns). If all heads of one token share the right operand, compute a single product for
+    these heads."""
     if left.shape[-2] > 1 or right.shape[-3] > 1:
         return left @ right
     return mx.expand_dims(left.squeeze(-2) @ right.squeeze(-3), -2)
 
 
 def rows_of(x: mx.array) -> list[mx.array]:
-    """Return the rows of a batch, (1, ...) each."""
+    """Return the rows of a batch as separate arrays, (1, ...)."""
     return list(mx.split(x, x.shape[0])) if x.shape[0] > 1 else [x]
 
 
@@ -102,7 +102,7 @@ def _row_by_row(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _depends(x: mx.array, dependencies: Sequence[mx.array]) -> mx.array:
-    """`mx.depends`, where each row depends on its own dependencies."""
+    """Like `mx.depends`, but each row depends only on the same row of the dependencies."""
     if not isinstance(x, RaggedArray):
         return cast(mx.array, mx.depends(x, dependencies))
     others = zip(*(cast(RaggedArray, one).rows for one in dependencies), strict=True)

@@ -48,8 +48,8 @@ _WAITING = 8
 
 
 class Division:
-    """The rows of a batch that compute together: `parts` are lists of row numbers, and every row is
-    in one part. A part may also contain None, for a result to discard."""
+    """Divides the rows of a batch into parts that compute together. `parts` are lists of row
+    numbers; every row is in one part. None in a part stands for a result to discard."""
 
     def __init__(self, parts: Sequence[Sequence[int | None]]) -> None:
         self._ends = list(itertools.accumulate(map(len, parts)))[:-1]
@@ -61,20 +61,20 @@ class Division:
         self._back = None if in_order else mx.array([self.places[i] for i in range(n_rows)])
 
     def split(self, x: mx.array) -> list[mx.array]:
-        """Split an array of the batch, (rows, ...), into its parts."""
+        """Split an array of the batch, (rows, ...), into one array per part."""
         if self._taken is not None:
             x = x[self._taken]
         return list(mx.split(x, self._ends)) if self._ends else [x]
 
     def join(self, parts: Sequence[mx.array]) -> mx.array:
-        """Join results for the parts in the order of the batch."""
+        """Join the parts' results into one array, in the order of the batch."""
         x = parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
         return x if self._back is None else x[self._back]
 
 
 class Parts(NamedTuple):
-    """The arrays of a step's parts, (slots, heads, ...), whose tokens are on `axis`. Each part has
-    a mask to add to its scores, or None. `lengths` has the number of tokens of each row."""
+    """The arrays of a step's parts, (slots, heads, ...), whose tokens are on `axis`. For each part,
+    `masks` has a mask to add to the scores, or None. `lengths` has each row's number of tokens."""
 
     arrays: Sequence[mx.array]
     axis: int
@@ -83,7 +83,7 @@ class Parts(NamedTuple):
     lengths: Sequence[int]
 
     def changed(self, change: Callable[[mx.array], mx.array], axis: int) -> Parts:
-        """Return the same parts with changed arrays, whose tokens are on `axis`."""
+        """Return the same parts with arrays changed by `change`, whose tokens are on `axis`."""
         return self._replace(arrays=list(map(change, self.arrays)), axis=axis)
 
     def rows(self) -> tuple[mx.array, ...]:
@@ -101,8 +101,8 @@ _TOKENS = 2
 
 
 class SlottedArray(RaggedKeys):
-    """Keys, values or scores of rows in slots. Has `parts` until the rows are read. Then it calls
-    `on_rows`, because a model that reads rows is faster with rows apart."""
+    """Keys, values or scores of rows in slots. Has `parts` until a model reads the rows. Then it
+    calls `on_rows`, because a model that reads rows is faster with rows in separate buffers."""
 
     def __new__(cls, parts: Parts, dtype: mx.Dtype, on_rows: Callable[[], None]) -> Self:  # noqa: ARG004
         return super().__new__(cls, (), dtype)
@@ -145,7 +145,7 @@ class SlottedArray(RaggedKeys):
 
 class Slots:
     """Keys and values of several sequences, (slots, kv_heads, capacity, head_dim). `rows[i]` is in
-    slot i; None is a free slot, which takes part in computations but holds nothing."""
+    slot i. None stands for a free slot, which takes part in computations but holds no tokens."""
 
     def __init__(self, rows: Sequence[FullCache], buffers: Sequence[KVBuffer]) -> None:
         """Copy the tokens of `rows` from `buffers`."""
@@ -169,11 +169,11 @@ class Slots:
 
     @property
     def full(self) -> bool:
-        """True if a row may lack room for its next token."""
+        """True if a row may lack space for its next token."""
         return self._room <= 0
 
     def accepts(self, row: FullCache) -> bool:
-        """Return whether there is a free slot and it suits `row`."""
+        """Return whether there is a free slot that suits `row`."""
         if None not in self.rows:
             return False
         longest = self.capacity - self._room
@@ -223,7 +223,7 @@ class Slots:
 class SlottedBatch(RaggedBatch[FullCache]):
     """A ragged batch whose rows share arrays as long as each step has one token of every row. A
     row's tokens are in one of the `shared` arrays or in a separate buffer. Once a model has read
-    single rows, `by_row` is set and all rows stay apart."""
+    single rows, `by_row` is set and all rows stay in separate buffers."""
 
     def __init__(self, rows: list[FullCache]) -> None:
         super().__init__(rows)
@@ -258,7 +258,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
 
     @property
     def offset(self) -> mx.array:
-        """See `RaggedBatch.offset`. Cached, because both queries and keys read it."""
+        """See `RaggedBatch.offset`. Cached, because both queries and keys read `offset`."""
         if self._offset is None:
             self._offset = super().offset
         return self._offset
@@ -307,7 +307,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
                 self._division = self._offset = None
 
     def _arranged(self) -> Division:
-        """Return the division for the next step, in which each row has room for its token."""
+        """Return the division for the next step. Each row then has space for its next token."""
         if self._division is None or any(slots.full for slots in self.shared):
             self._arrange()
             numbers = {id(row): i for i, row in enumerate(self.rows)}
@@ -332,7 +332,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
             self._move(groups)
 
     def _move(self, groups: Sequence[Sequence[FullCache]]) -> None:
-        """Put `groups` into new arrays, and all other rows into separate buffers."""
+        """Put the rows of each group into a new array, and all other rows into separate buffers."""
         views = {
             id(row): slots.view(slot)
             for slots in self.shared
@@ -355,7 +355,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class _Step:
-    """Where a step writes, (slots, 1, 1, 1), and what its queries see; equal in all layers."""
+    """The positions that a step writes, (slots, 1, 1, 1), and its mask; equal in all layers."""
 
     at: mx.array
     mask: mx.array | None
@@ -363,7 +363,7 @@ class _Step:
 
 
 class _Steps(threading.local):
-    """A thread's steps, each created once instead of once per layer; other threads cannot use them.
+    """A thread's steps, each created once instead of once per layer. Other threads cannot use them.
     A step lives as long as it is the last step of some array."""
 
     def __init__(self) -> None:
@@ -391,7 +391,7 @@ def _step(offsets: tuple[int, ...], dtype: mx.Dtype) -> _Step:
 
 
 def _groups(rows: Sequence[FullCache]) -> list[list[FullCache]]:
-    """Group the rows that should share an array: lengths and capacities differ little."""
+    """Group rows that should share an array: their lengths and capacities differ little."""
     groups: list[list[FullCache]] = []
     for row in sorted(filter(_small, rows), key=lambda row: row.offset, reverse=True):
         if groups and _fits(row, groups[-1]):
@@ -410,14 +410,14 @@ def _fits(row: FullCache, group: Sequence[FullCache]) -> bool:
 
 
 def _capacity(rows: Sequence[FullCache]) -> int:
-    """Return how many tokens a slot holds: as many as `rows` reserve, within the limit on
-    padding."""
+    """Return how many tokens a slot holds: the most that a row of `rows` reserves, within the limit
+    on padding."""
     reserved = [_reserved(row) for row in rows]
     return min(max(reserved), int(MOST_PADDING * sum(reserved) / len(reserved)))
 
 
 def _needed(row: FullCache) -> int:
-    """Return how many tokens a slot must hold to be worth copying `row` into it."""
+    """Return how many tokens a slot must hold to make copying `row` into it worthwhile."""
     return min(row.offset + _ROOM, _reserved(row))
 
 

@@ -1,7 +1,7 @@
 """Attention over pages: the protocol, and an implementation in MLX's own operations.
 
-`kernels.py` has the fast implementation. This one works on every device and copies its input. It is
-the reference for the kernels, and tests use it on devices without kernels.
+`kernels.py` has the fast implementation. This one works on every device and copies its input. The
+kernels must agree with this reference, and tests use it on devices without kernels.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class DecodeStep(NamedTuple):
     """One layer of a decode step: one new token per sequence of a batch.
 
     `q` is (rows, heads, 1, head_dim), `k` and `v` are (rows, kv_heads, 1, head_dim); each is an
-    array or some heads of one. If `rope`, (rows, heads, 1, v_head_dim), is given, keys are latents
-    and values are their rope keys: a score is the scaled product of `q` and a latent plus that of
-    `rope` and a rope key, and the result is a sum of latents. `number` counts steps of `metadata`,
-    `kind` is the number of the layer's kind, `layer` the layer's number within its kind. `after` is
-    the result of the previous step, whose tokens must be visible, or None. `write_first` is for
-    rows of one sequence: all new tokens are written to their pages before any row attends to them.
+    array or some heads of an array. If `rope`, (rows, heads, 1, v_head_dim), is given, keys are
+    latents, values are their rope keys, and the result is a sum of latents. A score is then the
+    scaled product of `q` and a latent plus that of `rope` and a rope key. `number` counts steps of
+    `metadata`, `kind` is the number of the layer's kind, `layer` the layer's number within it.
+    `after` is the result of the previous step, whose tokens must be visible, or None. With
+    `write_first`, for rows of one sequence, attention writes all new tokens before any row attends.
     Rows after the metadata's sequences are padding, and their results are arbitrary.
     """
 
@@ -55,9 +55,9 @@ class DecodeStep(NamedTuple):
 class PrefillChunk(NamedTuple):
     """One layer of a prefill chunk: keys and values, (1, kv_heads, n, head_dim), of one sequence.
 
-    The chunk's first token is at position `at`; it attends to positions from `gather_from` on.
-    `layer` is the layer's number within its kind, `after` is `done` of the previous chunk, or None.
-    The last `padding` tokens are gathered but not written to pages.
+    The chunk's first token is at position `at`. The chunk attends to positions from `gather_from`
+    on. `layer` is the layer's number within its kind. `after` is `done` of the previous chunk, or
+    None. Attention gathers the last `padding` tokens, but does not write them to pages.
     """
 
     k: mx.array
@@ -93,14 +93,14 @@ class PagedAttention(Protocol):
         evaluate."""
 
     def copy(self, pool: PagePool, pages: list[int], to: list[int]) -> mx.array:
-        """Copy whole pages to other pages, by index; return the array to evaluate."""
+        """Copy the whole pages `pages` to the pages `to`, by index; return an array to evaluate."""
 
 
 class PortableAttention:
     """A `PagedAttention` in MLX's operations."""
 
     def attend(self, step: DecodeStep) -> mx.array:
-        """See `PagedAttention.attend`. Needs no `after`, because MLX sees these writes."""
+        """See `PagedAttention.attend`. Ignores `after`, because MLX sees these writes."""
         results = []
         q, k, v = plain(step.q), plain(step.k), plain(step.v)
         pool, layer = step.pool, step.layer

@@ -1,8 +1,8 @@
 """Batch metadata for the kernels: a batch's sequences, positions, page tables and split-KV plans.
 
-All layers of a batch share it. Positions are created once per step, a plan once for many steps. A
-plan divides each sequence's tokens into items of work, one for each thread group, just enough items
-to keep the device busy. Knows page tables; knows nothing about attention.
+All layers of a batch share the metadata. Positions are created once per step, a plan once for many
+steps. A plan divides each sequence's tokens into items of work, one per thread group: just enough
+items to keep the device busy. Knows page tables; knows nothing about attention.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_WAVES = 4
 
 @dataclass(frozen=True, slots=True)
 class RowPages:
-    """A sequence's next position and page table, a ring of `ring` pages if there is a window."""
+    """A sequence's next position and its page table: with a window, a ring of `ring` pages."""
 
     position: int
     pages: Sequence[int]
@@ -50,8 +50,8 @@ class RowPages:
 
     @property
     def capacity(self) -> int | None:
-        """The position below which all have a page; None for a full ring, in which every position
-        has one."""
+        """The position below which all positions have a page; None for a full ring, in which every
+        position has a page."""
         if self.ring is not None and len(self.pages) >= self.ring:
             return None
         return len(self.pages) * BLOCK_TOKENS
@@ -63,9 +63,9 @@ class SplitPlan:
 
     An item's numbers are: its first row, its first position, the position after its last, the index
     in `numbers` of its first page, the number of its first row's first result, how many items each
-    of its rows has, its own index among these, and its count of rows. An item has one result per
-    row; `spans` has, for each row, the number of its first result and its count of results. Valid
-    for `steps` steps.
+    of its rows has, its own index among these items, and its count of rows. An item has one result
+    per row; `spans` has, for each row, the number of its first result and its count of results. The
+    plan is valid for `steps` steps.
     """
 
     numbers: list[int]
@@ -76,8 +76,8 @@ class SplitPlan:
 
 
 def chunk_for(rows: Sequence[RowPages], at_once: int) -> int:
-    """Return the tokens per item that finish soonest on a device that runs `at_once` items at once.
-    They run together or in a few full waves, whichever has the shorter critical path."""
+    """Return the tokens per item that let a device with `at_once` parallel items finish soonest.
+    The items run in one wave or in a few full waves, whichever has the shorter critical path."""
     firsts = [row.first for row in rows]
     lengths = [row.position + 1 - first for row, first in zip(rows, firsts, strict=True)]
     longest, total = max(lengths), sum(lengths)
@@ -100,7 +100,7 @@ def chunk_for(rows: Sequence[RowPages], at_once: int) -> int:
 
 
 def cut_at_blocks(first: int, stop: int) -> list[range]:
-    """Return positions `first` to `stop`, cut at the edges of blocks."""
+    """Return positions `first` to `stop` as one range per block."""
     edges = [first, *range(first - first % BLOCK_TOKENS + BLOCK_TOKENS, stop, BLOCK_TOKENS), stop]
     return [range(a, b) for a, b in itertools.pairwise(edges) if a < b]
 
@@ -108,8 +108,8 @@ def cut_at_blocks(first: int, stop: int) -> list[range]:
 def plan_split(
     rows: Sequence[RowPages], chunk: int, runs: Sequence[int] | None = None
 ) -> SplitPlan:
-    """Plan items of `chunk` tokens for the next token of each row, for which every row has a page.
-    If `runs` is given, `rows[i]` stands for a run of `runs[i]` rows; see `joined_runs`."""
+    """Plan items of `chunk` tokens for the next token of each row; every row must have a page for
+    it. If `runs` is given, `rows[i]` stands for a run of `runs[i]` rows; see `joined_runs`."""
     runs = [1] * len(rows) if runs is None else runs
     starts = [range(row.first - row.first % chunk, row.position + 1, chunk) for row in rows]
     n_items = sum(map(len, starts))
@@ -137,8 +137,8 @@ def plan_split(
 
 def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], list[int]]:
     """Join rows at consecutive positions of a sequence into runs of up to `most` rows; return the
-    runs and their lengths. A run has the position of its last row, and a window that begins where
-    that of its first row does."""
+    runs and their lengths. A run has the position of its last row, and its window begins where the
+    window of its first row begins."""
     joined: list[RowPages] = []
     runs: list[int] = []
     for row in rows:
@@ -158,8 +158,8 @@ RowSize = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The reads of each thread group in the steps before `until`; see `SplitPlan`. Invalid once the
-    pages of its pool have moved more than `moves` times."""
+    """The keys that each thread group reads in the steps before `until`; see `SplitPlan`. Invalid
+    once the pages of its pool have moved more than `moves` times."""
 
     n_items: int
     n_results: int
@@ -179,7 +179,7 @@ def exact(n_rows: int) -> int:
 
 def row_size(n_rows: int) -> int:
     """Return the padded number of rows for `n_rows`: a power of two or, above 16, 1.5 times a power
-    of two. With few sizes, shapes recur while sequences join and leave; on CUDA a new shape costs
+    of two. With few sizes, shapes recur while sequences join and leave. On CUDA a new shape costs
     as much time as ten steps."""
     size = 1 << max(0, n_rows - 1).bit_length()
     between = 3 * size // 4
@@ -187,8 +187,8 @@ def row_size(n_rows: int) -> int:
 
 
 class BatchMetadata:
-    """The metadata of sequences with `lengths` tokens before step 0. The batch has `n_rows` rows;
-    rows after the sequences are padding, which touches no page."""
+    """The metadata of sequences with `lengths` tokens before step 0. The batch has `n_rows` rows.
+    Rows after the sequences are padding, which touches no page."""
 
     __slots__ = (
         "__weakref__", "_plans", "_positions", "_row_plans", "_targets", "lengths", "n_rows",
@@ -277,7 +277,7 @@ def _planned(
 
 
 class MetadataCache:
-    """The source of a batch's metadata, shared by all layers: the first layer's call creates it."""
+    """Provides a batch's metadata, which all layers share: the first layer's call creates it."""
 
     __slots__ = ("_last", "_size", "_subset")
 
@@ -289,7 +289,7 @@ class MetadataCache:
         self._subset: tuple[weakref.ref[BatchMetadata], int, tuple[int, ...]] | None = None
 
     def get(self, sequences: Sequence[PagedSequence], lengths: Sequence[int]) -> BatchMetadata:
-        """Return the metadata for these sequences: the last object again if it is still right."""
+        """Return the metadata for these sequences: the last object again if nothing has changed."""
         last = None if self._last is None else self._last()
         if last is None or (last.sequences, last.lengths) != (tuple(sequences), tuple(lengths)):
             last = BatchMetadata(tuple(sequences), tuple(lengths), self._size)

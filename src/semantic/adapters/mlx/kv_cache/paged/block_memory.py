@@ -1,9 +1,9 @@
 """A `BlockMemory` over paged caches: stored blocks as whole pages, in one copy each.
 
-If the device has a copy engine and a body equals one page, the body is copied outside MLX's
-computation, and a loan of the page prevents writes to it meanwhile. Otherwise loaded bodies are
-first gathered in host pages, because a page holds all layers of its kind. Knows layers and their
-pages; does not know a block's byte layout.
+If the device has a copy engine and a body equals one page, the engine copies the body outside MLX's
+computation, and a loan of the page prevents writes to it meanwhile. Otherwise host pages first
+gather the loaded bodies, because a page holds all layers of its kind. Knows layers and their pages;
+does not know a block's byte layout.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HostPage:
         self.data = memoryview(bytearray(kind.page_bytes))
 
     def head(self, layer: int, which: int, head: int) -> memoryview:
-        """Return the bytes of one head's 256 tokens; `which` is KEYS or VALUES."""
+        """Return the bytes of one head's 256 tokens in a layer; `which` is KEYS or VALUES."""
         size = BLOCK_TOKENS * self._token_bytes[which]
         first = layer * self._layer_bytes
         if which == VALUES:
@@ -55,7 +55,7 @@ class HostPage:
         return self.data[at : at + size]
 
     def heads(self, layer: int) -> Iterator[memoryview]:
-        """Yield the bytes of each head of a layer's keys, then those of each head of its values."""
+        """Yield the bytes of each head of a layer's keys, then of each head of its values."""
         for which in (KEYS, VALUES):
             for head in range(self._heads):
                 yield self.head(layer, which, head)
@@ -105,7 +105,7 @@ def upload(
 
 
 def page_rows(kind: PageKind, n_tokens: int) -> Sequence[Rows]:
-    """Return the rows of a body: in each layer and head of a page, the first `n_tokens` tokens."""
+    """Return the rows of a body: the first `n_tokens` tokens of each layer and head in a page."""
     if n_tokens == BLOCK_TOKENS:
         return [Rows(1, kind.page_bytes, kind.page_bytes)]
     heads, n_layers = kind.shape.kv_heads, len(kind.layers)
@@ -121,7 +121,7 @@ def page_rows(kind: PageKind, n_tokens: int) -> Sequence[Rows]:
 
 
 class PageTarget:
-    """A `BodyTarget` that is one page, for bodies that cover all layers in the page."""
+    """A `BodyTarget` that writes a body to one page; the body covers all layers in the page."""
 
     def __init__(self, transfers: Transfers, page: Loan, kind: PageKind) -> None:
         self._transfers = transfers
@@ -166,7 +166,7 @@ class PagedMemory:
     """A `BlockMemory` for caches in pages; `attention[i]` writes the pages of kind i."""
 
     def __init__(self, attention: Sequence[PagedAttention], transfers: Transfers | None) -> None:
-        """`transfers` are the device's copies outside MLX; None if the device has none."""
+        """`transfers` use the device's copy engine; None if the device has none that works."""
         self._attention = attention
         self._transfers = transfers
 
@@ -260,9 +260,9 @@ def _is_one_page(caches: Sequence[PagedCache], layers: Sequence[int]) -> bool:
 def _rings(
     caches: Sequence[PagedCache], staging: Staging[HostPages], length: int, pieces: Sequence[Piece]
 ) -> dict[int, HostRing]:
-    """Return the rings of all windows after `length` tokens, by kind. Writes whole blocks first,
-    because one page of a ring may get tokens both from the first block and from the checkpoint, and
-    the checkpoint's must stay."""
+    """Return the rings of all windows after `length` tokens, by kind. Writes whole blocks before
+    the checkpoint: a page of a ring may get tokens from both, and must keep the checkpoint's
+    tokens."""
     rings: dict[int, HostRing] = {}
     for i, tokens, _ in pieces:
         if (kind := caches[i].layer.kind) in rings:
