@@ -1,8 +1,8 @@
-"""Probe at load: finds the layers that can use our caches by running a few tokens in our caches and
+"""Probe at load: finds the layers that can use our caches. Runs a few tokens both in our caches and
 in mlx-lm's.
 
-Most of mlx-lm's models can use them. Layers that compute with a cache's results or call another
-attention keep mlx-lm's own caches. Contains no list of models.
+Most of mlx-lm's models can use our caches. Layers that compute with a cache's results or call
+another attention keep mlx-lm's own caches. Contains no list of models.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ Agree = Callable[[bool], bool]
 
 
 class LogitsProbe:
-    """Compares the logits of batches in given caches with those of the same sequences alone.
+    """Compares the logits of batches in given caches with the logits of the same sequences alone.
 
     A batch adds in a different order than a single sequence, so on a GPU the logits differ.
     mlx-lm's own batch of the same sequences shows how much of the difference is rounding.
@@ -95,7 +95,7 @@ class LogitsProbe:
 
     def __init__(self, model: Module, decoding: Module | None = None, agree: Agree = bool) -> None:
         """`model` computes single sequences; `decoding`, if given, computes batches. The ranks of a
-        sharded model `agree` after each comparison, so that all continue in the same way."""
+        sharded model `agree` after each comparison, so that all ranks continue in the same way."""
         attention_hook.install(model)
         self.model = model
         self.agree = agree
@@ -130,13 +130,13 @@ class LogitsProbe:
 
     @contextlib.contextmanager
     def narrowed(self) -> Iterator[LogitsProbe | None]:
-        """Yield a probe of the model, with small windows, chunks and budgets until the `with` block
-        ends; None if the model has none of these. The narrowed model may not work."""
+        """Yield a probe of the model with small windows, chunks and budgets until the `with` block
+        ends; None if the model has no such numbers. The narrowed model may not work."""
         with narrowed(self.model, self.decoding) as changed:
             yield LogitsProbe(self.model, self.decoding, self.agree) if changed else None
 
     def computing(self) -> Slices[bool]:
-        """Return whether the model computes single sequences. Yields after each forward pass."""
+        """Return whether the model can compute single sequences. Yields after each forward pass."""
         try:
             self._alone = yield from _solo(self.model)
         except _NOT_AN_ARRAY:
@@ -227,7 +227,7 @@ def _choosing(
 
 
 class _Padded:
-    """Creates mlx-lm's own caches, which a batch pads."""
+    """Creates mlx-lm's own caches, which mlx-lm merges into a padded batch."""
 
     def __init__(self, model: Module) -> None:
         self._model = model
@@ -237,9 +237,9 @@ class _Padded:
 
 
 class AttentionUse(NamedTuple):
-    """How a kind's layers call attention: the number of query heads (0 if they never call it),
-    whether calls with sinks occur, whether calls without sinks occur, and whether keys are latents;
-    see `DecodeStep.rope`."""
+    """How a kind's layers call attention. `n_heads` is the number of query heads (0 without calls).
+    `sinks` contains True if calls have sinks, and False if calls have none. `latent` is True if
+    keys are latents; see `DecodeStep.rope`."""
 
     n_heads: int
     sinks: frozenset[bool]
@@ -294,7 +294,7 @@ def _solo(
 def _batched(
     model: Module, layers: _Layers, prompts: _Prompts = _PROMPTS
 ) -> Slices[list[mx.array]]:
-    """Like `_solo`, but with both sequences in one batch."""
+    """Like `_solo`, but compute all sequences in one batch."""
     sequences = [layers.empty(BLOCK_TOKENS) for _ in prompts]
     if isinstance(layers, PagedLayers) and layers.beside != "alone":
         paged = cast("list[list[PagedCache]]", sequences)
@@ -326,7 +326,7 @@ def _batched(
 def _prefilled_side_by_side(
     model: Module, layers: PagedLayers, sequences: Sequence[Sequence[PagedCache]], prompts: _Prompts
 ) -> Slices[None]:
-    """Prefill prompts together: equally many tokens of each, then the rest of each."""
+    """Prefill prompts together: equally many tokens of each prompt, then its remaining tokens."""
     lengths = sorted({len(prompt) for prompt in prompts})
     stops = lengths if layers.beside == "even" else [lengths[0] // 2, lengths[-1]]
     for at, stop in itertools.pairwise([0, *stops]):
@@ -338,7 +338,7 @@ def _prefilled_side_by_side(
 
 
 def _differences(found: Sequence[mx.array], alone: Sequence[mx.array]) -> list[float]:
-    """Return the error of each logit vector in `found`, relative to the norm of the right one."""
+    """Return the error of each logit vector in `found`, relative to the right vector's norm."""
     differences: list[float] = []
     for ours, theirs in zip(found, alone, strict=True):
         right = theirs.astype(mx.float32)
@@ -354,7 +354,7 @@ def _most_rounded(differences: Sequence[float]) -> float:
 
 
 def _without_strays(differences: Sequence[float]) -> float:
-    """Return the mean of all but the largest third; NaN if any difference is NaN."""
+    """Return the mean without the largest third; NaN if any difference is NaN."""
     if any(math.isnan(one) for one in differences):
         return math.nan
     return statistics.mean(sorted(differences)[: -(len(differences) // _STRAYS)])

@@ -1,7 +1,7 @@
 """Reads a model's cached layers: their kinds, windows and shapes.
 
 Kinds come from `make_cache()`, shapes from a forward pass that MLX, being lazy, never evaluates.
-This needs no weights, and is right where configuration files mislead. Reads no files.
+This needs no weights, and is right even where configuration files are wrong. Reads no files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_spec(model: Module) -> ModelCacheSpec:
 
 
 def read_shapes(model: Module) -> list[LayerShape | None]:
-    """Return the shape of each layer's keys and values; None for layers with another state."""
+    """Return the shape of each layer's keys and values; None for layers with other states."""
     return [
         _shape(cache) if _kind(i, cache) is not LayerKind.STATE else None
         for i, cache in enumerate(trace(model, 1))

@@ -1,6 +1,6 @@
 """Staging memory of a loading sequence, and the order in which loads are valid.
 
-The rules are those of `BatchBackend`, for every form of caches. Knows positions, not the memory.
+The rules are those of `BatchBackend`, for every form of caches. Does not access the memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MemoryT = TypeVar("MemoryT")
 
 @dataclass(slots=True)
 class Staging(Generic[MemoryT]):
-    """Memory that receives block bodies, by layer or by kind of layers. `length` is how many tokens
-    the sequence has so far. `window_tokens` are the WINDOW bodies' positions; the checkpoint
+    """Memory that receives block bodies, by layer or by kind of layers. `length` is the sequence's
+    number of tokens so far. `window_tokens` are the positions of the WINDOW bodies; the checkpoint
     contains the window's earlier tokens."""
 
     length: int
@@ -65,10 +65,10 @@ class Staging(Generic[MemoryT]):
 
 
 class InPlace:
-    """A `BodyTarget` in host memory, which is read after the sequence has loaded."""
+    """A `BodyTarget` in host memory, which the codec reads after the sequence has loaded."""
 
     def __init__(self, segments: Sequence[memoryview]) -> None:
-        """`segments` hold 256 tokens each. `close` releases them."""
+        """`segments` hold 256 tokens each. `close` releases these segments."""
         self._segments = list(segments)
 
     def put(self, body: bytes | memoryview) -> None:
@@ -97,7 +97,7 @@ class Piece(NamedTuple):
 
 
 def blocks_in(tokens: range) -> int:
-    """Return how many blocks `tokens` span. They must begin at a block's edge."""
+    """Return how many blocks `tokens` span. `tokens` must begin at a block's edge."""
     return -(-len(tokens) // BLOCK_TOKENS)
 
 
@@ -112,7 +112,7 @@ def require_block(length: int, part: Part, start: int, stop: int) -> None:
 
 
 def require_held(layer: int, held: range, tokens: range) -> None:
-    """Raise BackendError unless all positions in `tokens` are in `held`, which the layer holds."""
+    """Raise BackendError unless `held`, the positions that the layer holds, contains `tokens`."""
     if not held.start <= tokens.start <= tokens.stop <= held.stop:
         raise BackendError(
             f"layer {layer} holds tokens {held.start} to {held.stop}, "
@@ -121,7 +121,7 @@ def require_held(layer: int, held: range, tokens: range) -> None:
 
 
 def require_shape(shapes: Sequence[LayerShape | None], layer: int) -> LayerShape:
-    """Return the shape of a layer that keeps keys and values."""
+    """Return the shape of a layer's keys and values. Raises BackendError if the layer has none."""
     shape = shapes[layer]
     if shape is None:
         raise AssertionError(f"layer {layer} has no keys and values")

@@ -1,1 +1,1 @@
-"""Model loading: find, load and fingerprint a model."""
+"""Model loading: finds, loads and fingerprints models."""

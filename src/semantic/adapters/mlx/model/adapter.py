@@ -1,7 +1,7 @@
 """Adapters that mlx-lm trained for a model: low-rank layers (LoRA, DoRA), or replaced weights.
 
 The only module that knows how mlx-lm stores and applies them: `tests/integration/test_adapters.py`
-fails if mlx-lm changes that. Knows folders and modules; does not know where their model comes from.
+fails if mlx-lm changes the way. Knows folders and modules; does not know a model's source.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter whose files have passed their own checks. `parameters` configure low-rank layers
-    in the last `layers` layers, or in all layers if `layers` is negative. `shapes` has each array's
-    shape by name; `n_bytes` is the arrays' bytes in memory."""
+    """An adapter whose files are valid by themselves. `parameters` configure low-rank layers in the
+    last `layers` layers, or in all layers if `layers` is negative. `shapes` has each array's shape
+    by name; `n_bytes` is the arrays' bytes in memory."""
 
     folder: Path
     kind: Kind
@@ -106,13 +106,13 @@ def apply_adapter(model: Module, adapter: Adapter) -> Module:
 
 
 def arrays_of(model: Module) -> dict[str, mx.array]:
-    """Return all arrays of a model by their paths in it."""
+    """Return all arrays of a model, by their paths in the model."""
     parameters = cast("Callable[[], object]", model.parameters)()
     return dict(cast("list[tuple[str, mx.array]]", tree_flatten(parameters)))
 
 
 class _Config:
-    """An adapter's configuration. Checks every value before mlx-lm gets it."""
+    """An adapter's configuration. Checks every value before mlx-lm gets the value."""
 
     def __init__(self, path: Path) -> None:
         """Raise ModelNotFoundError unless the file is a JSON object."""
@@ -186,7 +186,7 @@ def _require_files(folder: Path) -> None:
 
 
 def _read_headers(path: Path) -> tuple[dict[str, tuple[int, ...]], int]:
-    """Return the shapes of all arrays, and their bytes in memory. Raises ModelNotFoundError."""
+    """Return the arrays' shapes and their bytes in memory. Raises ModelNotFoundError."""
     shapes: dict[str, tuple[int, ...]] = {}
     n_bytes = 0
     try:

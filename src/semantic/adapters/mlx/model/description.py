@@ -62,8 +62,8 @@ class CacheForm:
 class ModelDescription:
     """A model's demands on this device.
 
-    `context_tokens`, None if unknown, and `vocab_size`, the default limit on token ids, come from
-    the configuration. `weights_bytes` is the size of the weights in memory.
+    `context_tokens`, None if unknown, comes from the configuration. So does `vocab_size`, the
+    default limit on token ids. `weights_bytes` is the size of the weights in memory.
     """
 
     model_type: str
@@ -114,7 +114,7 @@ def describe(
 
 def weights_bytes(folder: Path) -> int:
     """Return the bytes that the weights in `folder` take once loaded, reading only headers; 0 if
-    they are unreadable, since loading reports why."""
+    the headers are unreadable, since loading reports why."""
     try:
         return _bytes_of(_read_headers(folder))
     except (*LOAD_ERRORS, OSError):
@@ -127,7 +127,7 @@ def _vocabulary(config: Mapping[str, object]) -> int:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """Return the configuration in `folder`. Raises ModelNotFoundError if it is unreadable."""
+    """Return the configuration in `folder`. Raises ModelNotFoundError for an unreadable file."""
     path = folder / _CONFIG
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
@@ -154,7 +154,7 @@ def read_config(folder: Path) -> dict[str, object]:
 
 
 def _read_headers(folder: Path) -> list[mx.array]:
-    """Return a folder's weights, if it has any, reading only headers."""
+    """Return the weights in a folder, reading only headers; empty if the folder has no weights."""
     load = cast("Callable[[str], dict[str, mx.array]]", mx.load)
     return [weight for file in weight_files(folder) for weight in load(str(file)).values()]
 
@@ -169,7 +169,7 @@ def _dtype(config: Mapping[str, object], weights: list[mx.array]) -> mx.Dtype:
 
 
 def _bytes_of(weights: list[mx.array]) -> int:
-    """Return the bytes of the weights once loaded; on a CPU 16-bit weights become fp32."""
+    """Return the bytes that the weights take once loaded; on a CPU 16-bit weights become fp32."""
     wide = on_cpu()
     return sum(w.size * 4 if wide and w.dtype in _HALF else w.nbytes for w in weights)
 
@@ -208,7 +208,7 @@ _HASH = "sha256:"
 
 
 def read_details(model: Module, model_id: str, folder: Path) -> ModelDetails:
-    """Return all details, except those of the chat template, of `model`, which was loaded from
+    """Return all details of `model`, except those of the chat template. `model` was loaded from
     `folder` and has the fingerprint `model_id`. Raises OSError if the folder no longer exists."""
     config = load_config(folder)
     nested = config.get("text_config")

@@ -2,7 +2,7 @@
 
 Equal fingerprints mean equal keys and values. The folder's path and file times do not matter. The
 user's cache folder keeps digests of large files, only to save time: an unreadable, foreign or
-malformed file in it counts as empty. Knows files; knows nothing about models.
+malformed cache file counts as empty. Knows files; knows nothing about models.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CLOCK_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A file's state. It changes when the content does: no program can set `ctime_ns` back."""
+    """A file's state, which changes with the content: no program can set `ctime_ns` back."""
 
     device: int
     inode: int
@@ -82,7 +82,7 @@ class DigestCache:
         self._changed = False
 
     def get(self, state: FileState) -> bytes | None:
-        """Return the 32-byte digest of the file with this state; None if it is not cached."""
+        """Return the 32-byte digest of the file with this state; None if not in the cache."""
         self._load()
         found = self._entries.get(state.key)
         return None if found is None else bytes.fromhex(found)
@@ -176,7 +176,7 @@ def fingerprint(folder: Path, cache: DigestCache | None = None, *, any_chip: boo
 
     `cache`, by default the user's own, keeps digests of large weight files. With `any_chip`,
     machines that differ only in chip or BLAS kernel get the same id, although their keys and values
-    differ in the last bits; the id shows that it is such an id.
+    differ in the last bits. Such an id begins with a mark.
     """
     cache = DigestCache() if cache is None else cache
     fields = [numerics(any_chip=any_chip).encode()]
@@ -199,20 +199,20 @@ def adapted_fingerprint(model: str, files: Iterable[Path]) -> str:
 
 
 def is_fingerprint(model_id: str) -> bool:
-    """Return whether a model id is a fingerprint of files, not a name that a program made up."""
+    """Return whether a model id is a fingerprint of files, not an invented name."""
     return model_id.removeprefix(ANY_CHIP).startswith(_KIND)
 
 
 def file_states(folder: Path) -> dict[str, FileState]:
     """Return the state of each file that the fingerprint covers, by name. If the states before and
-    after loading and hashing are equal, the fingerprint belongs to the loaded model. Raises
-    OSError."""
+    after loading and hashing are equal, the fingerprint belongs to the loaded model. Raises OSError
+    if a file is missing."""
     return {path.relative_to(folder).as_posix(): FileState.of(path) for path in _files_of(folder)}
 
 
 def numerics(*, any_chip: bool = False) -> str:
     """Return everything that determines rounding: libraries, device, chip, architecture, weight
-    type, BLAS and its kernel; with `any_chip`, everything except chip and kernel."""
+    type, BLAS and its kernel. With `any_chip`, leave out chip and kernel."""
     device = read_device()
     kind = device.kind
     parts = {
@@ -247,7 +247,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _names_in(index: Path) -> list[str]:
-    """Return the sorted file names in an index of weights. Raises OSError if it is not an index."""
+    """Return the sorted file names in an index of weights. Raises OSError for any other file."""
     try:
         names = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
         outside = [name for name in names if Path(name).name != name]

@@ -28,14 +28,14 @@ _ARRAYS = ("weight", "scales", "biases", "bias")
 
 
 def join(model: Module, names: Sequence[Sequence[str]] = JOINED) -> Module:
-    """Return a model that computes the same with joined products, sharing `model`'s weights."""
+    """Return a model that computes the same with joined products and shares `model`'s weights."""
     return _copied(model, {}, names)
 
 
 def share(model: Module, apart: Collection[str] = ()) -> Module:
-    """Copy a tree of modules, but share modules that contain no other modules, so that both trees
-    see new arrays in these, such as those from `join`. The modules at the paths in `apart` are
-    copied too, with the same arrays."""
+    """Copy a tree of modules, but share modules that contain no other modules: both trees then see
+    new arrays in these modules, such as those from `join`. Also copies the modules at the paths in
+    `apart`, with the same arrays."""
     modules = cast("Callable[[], list[tuple[str, Module]]]", model.named_modules)()
     same = {
         id(one): one
@@ -46,7 +46,7 @@ def share(model: Module, apart: Collection[str] = ()) -> Module:
 
 
 def product_of(module: Module) -> Product | None:
-    """Return the joined product that computes a linear layer; None if none does."""
+    """Return the joined product that computes a linear layer; None if no product does."""
     return module.product if isinstance(module, _Takes) else None
 
 
@@ -55,7 +55,7 @@ class Product:
     until each layer has taken its part."""
 
     def __init__(self, layers: Sequence[Linear | QuantizedLinear]) -> None:
-        """Concatenate the weights of `layers`, which become views of the result."""
+        """Concatenate the weights of `layers`. These weights become views of the result."""
         sizes = [cast(mx.array, layer["weight"]).shape[0] for layer in layers]
         edges = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
         self._edges = edges[1:-1]
@@ -76,12 +76,12 @@ class Product:
         self._apart = False
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Return the results of all layers, one after the other."""
+        """Return the results of all layers, concatenated in order."""
         return cast("Callable[[mx.array], mx.array]", self._whole)(x)
 
     def part(self, number: int, x: mx.array) -> mx.array | None:
         """Return one layer's result; None if the layer has already taken its part for this input.
-        Always None once the layers turn out to have different inputs."""
+        Always return None once the layers turn out to have different inputs."""
         if self._input is not x:
             self._apart |= self._input is not None
             self._input = None
@@ -95,8 +95,8 @@ class Product:
 
 
 class _Takes(Module):
-    """A linear layer that takes its result from a joined product. First base class, before
-    mlx-lm's."""
+    """A linear layer that takes its result from a joined product. Must be the first base class,
+    before mlx-lm's class."""
 
     product: Product
     number: int
@@ -109,11 +109,11 @@ class _Takes(Module):
 
 
 class _Part(_Takes, Linear):
-    """A part with unquantized weights."""
+    """A layer with unquantized weights that takes its result from a joined product."""
 
 
 class _QuantizedPart(_Takes, QuantizedLinear):
-    """A part with quantized weights."""
+    """A layer with quantized weights that takes its result from a joined product."""
 
 
 def _copied(module: Module, known: dict[int, Module], names: Sequence[Sequence[str]]) -> Module:

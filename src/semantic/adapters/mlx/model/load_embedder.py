@@ -1,7 +1,7 @@
 """Embedding models: mlx-lm's decoders and mlx-embeddings' encoders, pooled as their files declare.
 
-A decoder computes a batch in chunks of columns over mlx-lm's own caches, padded on the right, where
-causal attention never looks. A decoder whose logits come from other states fails to load.
+A decoder computes a batch in chunks of columns over mlx-lm's own caches. Padding is on the right,
+where causal attention never looks. A decoder whose logits come from other states fails to load.
 mlx-embeddings takes the mean for every encoder, so this module pools as the files of
 sentence-transformers declare. Depends on names in both packages. Call it from the computing thread.
 """
@@ -46,7 +46,7 @@ _MAX_BYTES: Final = 1 << 20
 
 
 def read_pooling(folder: Path, default: Pooling) -> Pooling:
-    """Return the pooling that `folder` declares; `default` if it declares none. Raises
+    """Return the pooling that `folder` declares; `default` if `folder` declares no pooling. Raises
     UnsupportedModelError for an unsupported pooling, or if a layer follows the pooling."""
     modules = _read(folder / _MODULES)
     kinds = (
@@ -71,8 +71,8 @@ def read_pooling(folder: Path, default: Pooling) -> Pooling:
 
 def pool(states: mx.array, positions: mx.array, lengths: mx.array, pooling: Pooling) -> mx.array:
     """Return for each row the sum, (rows, width), of the states that make up its vector. `states`,
-    (rows, columns, width), are at `positions`, (1, columns), of rows with `lengths`, (rows,);
-    leaves out padding."""
+    (rows, columns, width), are at `positions`, (1, columns), of rows with `lengths`, (rows,).
+    Leaves out padding."""
     ends = lengths[:, None]
     match pooling:
         case "last":
@@ -94,7 +94,7 @@ def vectors_of(sums: mx.array) -> tuple[Vector, ...]:
 
 
 def read_length(folder: Path) -> int | None:
-    """Return the longest text, in tokens, that `folder` declares; None if it declares none."""
+    """Return the longest text, in tokens, that `folder` declares; None if it declares no length."""
     found = _read(folder / "sentence_bert_config.json")
     most = found.get("max_seq_length") if isinstance(found, dict) else None
     return most if type(most) is int and most > 0 else None
@@ -123,7 +123,7 @@ States = Callable[..., mx.array]
 
 
 class _Embedder:
-    """The common part of both kinds of `Embedder`."""
+    """The part of an `Embedder` that decoders and encoders have in common."""
 
     def __init__(self, tokenizer: MLXTokenizer, model_id: str, max_tokens: int) -> None:
         self._tokenizer = tokenizer
@@ -199,8 +199,8 @@ class DecoderRun:
 
 
 def states_of(model: Module) -> States:
-    """Return the function that computes the states from which a model computes its logits, after
-    its last norm. Raises UnsupportedModelError if its logits come from other states."""
+    """Return the function that computes the states after a model's last norm, from which the model
+    computes its logits. Raises UnsupportedModelError if the logits come from other states."""
     inner = cast("States | None", getattr(model, "model", None))
     head = cast("Callable[[mx.array], mx.array] | None", getattr(model, "lm_head", None))
     embedding = getattr(inner, "embed_tokens", None)
@@ -256,8 +256,8 @@ class EncoderEmbedder(_Embedder):
         max_tokens: int,
         padding: int,
     ) -> None:
-        """`padding` is the token with which to fill shorter rows. Raises UnsupportedModelError if
-        the model does not return the states of its tokens."""
+        """`padding` is the token that fills shorter rows. Raises UnsupportedModelError if the model
+        does not return the states of its tokens."""
         super().__init__(tokenizer, model_id, max_tokens)
         self._model = cast("Callable[..., _Output]", model)
         self._pooling: Pooling = pooling
@@ -310,9 +310,9 @@ _MOST_TOKENS: Final = 1 << 15
 
 
 def load_embedder(folder: Path) -> tuple[Embedder, ModelDetails]:
-    """Load the embedding model in `folder`. Raises ModelNotFoundError if it does not load, and
-    UnsupportedModelError if its vectors would not be those of its makers or a package is
-    missing."""
+    """Load the embedding model in `folder`. Raises ModelNotFoundError if the model does not load.
+    Raises UnsupportedModelError if a package is missing, or if the vectors would differ from those
+    that the model's makers compute."""
     kind = str(read_config(folder).get("model_type", "")).replace("-", "_")
     load = _encoder if kind in ENCODERS else _decoder
     try:

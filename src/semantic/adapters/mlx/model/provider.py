@@ -1,7 +1,7 @@
 """Model loading: finds a model's folder, loads it with mlx-lm and wraps it in a backend.
 
 `MLXModelProvider.load_in_slices` works in slices. It reads the weights or shares those of another
-model, applies an adapter, lets `kv_cache/forms` choose caches, and warms up: a GPU loads and
+model, applies an adapter, lets `kv_cache/forms` choose caches, and warms up. A GPU loads and
 compiles kernels when they are first used, which takes up to seconds and would stop every stream.
 Knows folders, model ids and the hub's cache; does not know what a model is for.
 """
@@ -101,9 +101,9 @@ LOAD_ERRORS = (
 
 
 class _Reading:
-    """Turns loading errors into ModelNotFoundError with `advice`. Catches all kinds: the tokenizers
-    library raises bare `Exception`s, its panics are not even `Exception`s, and a module of mlx-lm
-    that lacks a package calls exit."""
+    """Turns loading errors into ModelNotFoundError with `advice`. Catches errors of all kinds: the
+    tokenizers library raises bare `Exception`s, its panics are not even `Exception`s, and a module
+    of mlx-lm that lacks a package calls exit."""
 
     def __init__(self, what: str, folder: Path, advice: str = "") -> None:
         self._words = f"cannot load {what} in {folder}: "
@@ -124,7 +124,7 @@ class _Reading:
 @dataclass(eq=False)
 class Weights:
     """A model as read from files, its tokenizer and its fingerprint. The provider never computes
-    with this model; the models that share its weights do."""
+    with this model itself, only with models that share its weights."""
 
     model: Module
     tokenizer: MLXTokenizer
@@ -144,7 +144,7 @@ class MLXModelProvider:
     """
 
     def __init__(self, *, any_chip: bool = False, ranks: Callable[[], Ranks] | None = None) -> None:
-        """`ranks` is called once, by MLX's thread."""
+        """MLX's thread calls `ranks` once."""
         self._any_chip = any_chip
         self._meet = ranks
         self.ranks: Ranks | None = None
@@ -155,7 +155,7 @@ class MLXModelProvider:
     def load_model(
         self, model_id: str = EMBEDDED_MODEL, adapter: Path | None = None
     ) -> tuple[MLXBackend, MLXTokenizer]:
-        """See `ModelProviderPort.load_model`. On a CPU, weights become fp32, the only fast type."""
+        """See `ModelProviderPort.load_model`. On a CPU, weights become fp32, its only fast type."""
         return at_once(self.load_in_slices(model_id, adapter))
 
     def load_in_slices(
@@ -188,7 +188,7 @@ class MLXModelProvider:
         return backend, wrapped
 
     def _weights(self, folder: Path, max_bytes: int | None) -> Slices[Weights]:
-        """Return the weights in `folder`, of at most `max_bytes`, read only if not in memory."""
+        """Return the weights in `folder`, at most `max_bytes`. Reads only weights not in memory."""
         with _Reading("the model", folder):
             states = frozenset(file_states(folder).items())
         found = self._read.get(states)
@@ -288,11 +288,11 @@ def wrapping(
     """Wrap an mlx-lm model that is already in memory in a backend, in slices of a few steps each.
 
     Without a `model_id`, the model gets a random id, so no stored cache ever matches it. Structured
-    output needs the `tokenizer`. `attention` finds paged attention for this device; without it, or
-    if it finds none, caches are contiguous, and `pads` decides which batches have padding.
-    `decoding` returns the model, with the same weights, that decodes over pages. The ranks of a
-    sharded model agree on all choices, so that none depends on one rank's timing. Raises
-    InvalidRequestError if `model` is not an mlx-lm model.
+    output needs the `tokenizer`. `attention` finds paged attention for this device. Without paged
+    attention, caches are contiguous, and `pads` decides which batches have padding. `decoding`
+    returns the model, with the same weights, that decodes over pages. The ranks of a sharded model
+    agree on all choices, so that no choice depends on one rank's timing. Raises InvalidRequestError
+    if `model` is not an mlx-lm model.
     """
     spec = read_spec(model)
     if spec is None:
@@ -327,8 +327,8 @@ wrap_model = done_at_once(wrapping)
 
 
 def _require_room(model: Module, folder: Path, max_bytes: int | None) -> int:
-    """Return the bytes of the weights without reading them. Raises WeightsTooLargeError if they
-    exceed `max_bytes`."""
+    """Return the bytes of the weights without reading the weights. Raises WeightsTooLargeError if
+    they exceed `max_bytes`."""
     n_bytes = sum(weight.nbytes for weight in arrays_of(model).values())
     if max_bytes is not None and n_bytes > max_bytes:
         raise WeightsTooLargeError(
@@ -376,7 +376,7 @@ def _tokenizer_in(folder: Path, ends: object = None) -> HuggingFaceTokenizer:
 def find_folder(model_id: str) -> Path:
     """Return the folder of `model_id`: the embedded model, a path, or a hub id. Downloads a hub id
     only if the hub's local cache lacks it, and never under HF_HUB_OFFLINE. Raises
-    ModelNotFoundError."""
+    ModelNotFoundError if there is no such model."""
     return find_local(model_id) or _hub_folder(model_id)
 
 

@@ -23,7 +23,7 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTa
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """A layer: its kind's number, its own number within the kind, and attention over its pages."""
+    """A layer: its kind's number, its own number in that kind, and attention over its pages."""
 
     kind: int
     number: int
@@ -32,7 +32,7 @@ class PagedLayer:
 
 
 class PagedCache:
-    """One layer's cache of a sequence of `offset` tokens. Holds the tokens from `first` on."""
+    """One layer's cache of a sequence of `offset` tokens. Holds tokens from position `first` on."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class PagedCache:
     # Called by mlx-lm
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append tokens, (1, kv_heads, n, head_dim) each; return all that they may attend to."""
+        """Append tokens, (1, kv_heads, n, head_dim) each; return all tokens that they attend to."""
         padding = self.sequence.padding
         at, n_tokens = self.offset, keys.shape[2] - padding
         self.table.reserve(at + n_tokens)
@@ -83,7 +83,7 @@ class PagedCache:
         return self._seen
 
     def advance(self, n_tokens: int, pending: mx.array | None = None) -> None:
-        """Count tokens that are written to the pages when `pending` is evaluated."""
+        """Count `n_tokens` more tokens. Evaluating `pending` writes these tokens to the pages."""
         self._pending = pending
         self.offset += n_tokens
         self.first = self.table.pool.kind.first_kept(self.first, self.offset)
@@ -94,7 +94,7 @@ class PagedCache:
         return_array: bool = False,
         window_size: int | None = None,  # noqa: ARG002
     ) -> Mask:
-        """Return the mask for the next `N` tokens. Models' `window_size` is the kind's window."""
+        """Return the mask for the next `N` tokens. Ignores `window_size`, the kind's window."""
         window = self.table.pool.kind.window
         return mask_over(N, self.offset - self._seen_from(), window, as_array=return_array)
 
@@ -108,7 +108,7 @@ class PagedCache:
 
     @property
     def state(self) -> list[mx.array]:
-        """The arrays to evaluate. Reading it discards the last chunk's keys and values."""
+        """The arrays to evaluate. Reading `state` discards the last chunk's keys and values."""
         self._seen = None
         return [] if self._pending is None else [self._pending]
 
@@ -178,7 +178,7 @@ class PagedBatch:
         sinks: mx.array | None,
         rope: mx.array | None = None,
     ) -> mx.array:
-        """Write a handle's tokens to pages; return their result. For `rope`, see `DecodeStep`."""
+        """Write a handle's tokens to pages; return the attention. For `rope`, see `DecodeStep`."""
         layer = self._layer
         self._last = layer.attention.attend(
             DecodeStep(
@@ -189,7 +189,7 @@ class PagedBatch:
         return self._last
 
     def make_mask(self, *_: object, **__: object) -> None:
-        """Return no mask: rows have no padding."""
+        """Return None, because rows have no padding."""
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         self._firsts = [self._firsts[i] for i in batch_indices]
@@ -212,7 +212,7 @@ class PagedBatch:
 
     @property
     def state(self) -> list[mx.array]:
-        """The array whose evaluation writes the tokens. Computing the logits writes them too."""
+        """The array whose evaluation writes the tokens, as evaluating the logits does."""
         return [] if self._last is None else [self._last]
 
     def _lengths(self) -> list[int]:
@@ -221,7 +221,7 @@ class PagedBatch:
 
 @dataclass(frozen=True, slots=True)
 class PagedKeys:
-    """A model's keys and values in a batch: a handle that only our attention can read."""
+    """A batch's keys and values in a model: a handle that only our attention can read."""
 
     batch: PagedBatch
     k: mx.array | Heads
@@ -229,13 +229,13 @@ class PagedKeys:
     step: int
 
     def swapaxes(self, axis1: int, axis2: int) -> RopeKeys:  # noqa: ARG002
-        """Return the rope keys for MLA's product with its rope queries."""
+        """Return the rope keys for their product with MLA's rope queries."""
         return RopeKeys(plain(self.v).dtype)
 
 
 class RopeKeys(mx.array):
     """The rope keys of a batch, (rows, 1, head_dim, tokens), without elements: attention reads the
-    real ones. A subclass of MLX's array because of MLX's operators; see `RaggedArray`."""
+    keys from pages. A subclass of MLX's array because of MLX's operators; see `RaggedArray`."""
 
     def __new__(cls, dtype: mx.Dtype) -> Self:  # noqa: ARG004
         return cast(Callable[[type], Self], mx.array.__new__)(cls)
@@ -250,6 +250,6 @@ class RopeKeys(mx.array):
 @dataclass(frozen=True, slots=True)
 class RopeScores:
     """A term that MLA adds to its scores: the scaled `queries`, (rows, heads, 1, dim), times the
-    rope keys. Attention computes the product."""
+    rope keys. Attention computes this product."""
 
     queries: mx.array

@@ -24,11 +24,11 @@ input may be `Heads` of an array."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
-    """One language. Text: `names` precede a kernel, `ids` begin its body; `types` names MLX's
-    types.
+    """The kernel language of a device. `names` is text before a kernel, `ids` is text at the
+    beginning of its body, and `types` has the names of MLX's types.
 
-    `stages` is the number of tiles in flight per warp, including the current one; `space` is the
-    bytes of shared (thread-group) memory for them. `fused` is True if thread groups see each
+    `stages` is the number of tiles in flight per warp, including the current tile; `space` is the
+    bytes of shared (thread-group) memory for these tiles. `fused` is True if thread groups see each
     other's writes within a launch, so that the last thread group can combine all partial results.
     """
 
@@ -104,7 +104,7 @@ def _versioned(name: str, head: str, body: str) -> str:
 
 
 def _parameter(name: str, body: str) -> Parameter:
-    """Return a parameter, with strides and a size only if `body` uses them."""
+    """Return a parameter, with strides or a size only if `body` uses them."""
     return Parameter(
         name,
         kernel_source.TYPES[name],

@@ -2,8 +2,8 @@
 
 The kernels write to the page pool, but MLX treats the pool as a read-only input: it never copies
 the pool and does not know that the pool changes. A launch that must see earlier writes therefore
-takes an output of the writer as an input (`after`), which orders the two. Knows one kind of pages;
-knows nothing about sequences.
+takes an output of the writer as an input (`after`), which orders the two launches. Knows one kind
+of pages; knows nothing about sequences.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ATTEND_INPUTS = ("q", "k", "v", "pages", "plan", "positions", "layer", "after")
 
 
 class Tiling(NamedTuple):
-    """Warps per thread group, and how many tokens a warp reads at a time: a power of two."""
+    """Warps per thread group, and tokens that a warp reads at a time, a power of two."""
 
     warps: int
     tile: int
@@ -88,7 +88,7 @@ class PagedKernels:
         self._last_bounds = (0, 0, 0, 0, 0), self._nothing
 
     def reads_together(self, n_heads: int, *, latent: bool = False) -> bool:
-        """Return whether rows of a sequence, with `n_heads` query heads, read keys together."""
+        """Return whether one thread group can read the keys for several rows of a sequence."""
         shape = self._kind.shape
         queries, widest = n_heads // shape.kv_heads, _widest(shape)
         fits = not latent and widest <= _WIDEST and queries <= _group_queries(widest)
@@ -297,13 +297,13 @@ class PagedKernels:
 
     @property
     def _vectors(self) -> int:
-        """Threads that write a head's token: one per 16 bytes of key or value, the wider of
-        both."""
+        """Threads that write a head's token: one per 16 bytes of its key or of its value, whichever
+        is wider."""
         shape = self._kind.shape
         return _widest(shape) * shape.dtype.size // 16
 
     def _attention(self, n_heads: int, sinks: bool, latent: bool) -> tuple[Kernel, Kernel | None]:
-        """Return the kernel for `n_heads` query heads and, if needed, one to combine results."""
+        """Return the kernel for `n_heads` query heads and, if needed, one that combines results."""
         together = self._together(n_heads, latent=latent)
         variant = _Variant(n_heads, together, sinks, latent)
         return _built_attention(self._kind, self._dialect, variant)
@@ -325,8 +325,8 @@ class PagedKernels:
         return -(-group // self._together(n_heads, latent=latent))
 
     def _together(self, n_heads: int, *, latent: bool = False) -> int:
-        """Return how many query heads a thread group has: they read the keys once, but need
-        registers."""
+        """Return how many query heads a thread group has. More heads read the keys once, but need
+        more registers."""
         shape = self._kind.shape
         group = n_heads // shape.kv_heads
         width = shape.k_head_dim + (shape.v_head_dim if latent else 0)
@@ -446,7 +446,7 @@ def _tiling(kind: PageKind, dialect: Dialect) -> Tiling:
 
 
 def _widest(shape: LayerShape) -> int:
-    """Return how many numbers one head's key or value has, whichever has more."""
+    """Return how many numbers one head's key or value has, whichever is wider."""
     return max(shape.k_head_dim, shape.v_head_dim)
 
 
@@ -456,7 +456,7 @@ def _result_width(shape: LayerShape, *, latent: bool = False) -> int:
 
 
 def _multiple(head_dim: int) -> int:
-    """Return how many matrix instructions a warp runs side by side: registers limit them."""
+    """Return how many matrix instructions a warp runs side by side, as its registers allow."""
     return 1 if head_dim > _WIDE else 2
 
 

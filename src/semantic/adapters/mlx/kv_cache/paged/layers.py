@@ -57,9 +57,9 @@ class RowCosts(NamedTuple):
     """The most bytes of keys and values to read for tokens computed as rows, and how to pad.
 
     As a row, each prompt token reads all keys before it. But a pass can have any number of rows
-    from any sequences, and no shape is new to the device. Up to `alone` bytes, this is faster than
-    attention over a chunk; up to `joined` bytes, it is so cheap that other sequences may share the
-    pass. Chunks are padded to a multiple of `pad_to` tokens and batches to `size` rows, so that
+    from any sequences, and no shape is new to the device. Up to `alone` bytes, rows are faster than
+    attention over a chunk. Up to `joined` bytes, rows are so cheap that other sequences may share
+    the pass. Chunks are padded to a multiple of `pad_to` tokens and batches to `size` rows, so that
     shapes recur.
     """
 
@@ -97,7 +97,7 @@ class PagedLayers:
         beside: Beside = "alone",
     ) -> None:
         """`attention[i]` computes over pages of `kinds[i]`; `states` creates the caches of all
-        other layers. If `at_once`, `set_aside` allocates memory immediately; otherwise pools grow
+        other layers. With `at_once`, `set_aside` allocates memory immediately; otherwise pools grow
         on demand. `beside` says how sequences with states may share a pass."""
         self.beside: Beside = "alone" if states is None else beside
         self._at_once = at_once
@@ -117,8 +117,8 @@ class PagedLayers:
         token after the other."""
 
     def set_aside(self, n_bytes: int) -> None:
-        """Size the pools so that together they take `n_bytes`. Divides the bytes between kinds as a
-        sequence of 8,192 tokens would; a pool without room grows."""
+        """Set the sizes of the pools, which take `n_bytes` together. Divides the bytes between
+        kinds as a sequence of 8,192 tokens would; a pool without free pages grows."""
         sizes = [
             len(range(0, _USUAL_LENGTH, BLOCK_TOKENS)) if pool.kind.ring is None else pool.kind.ring
             for pool in self.pools
@@ -153,7 +153,7 @@ class PagedLayers:
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> list[PagedCache]:
         """Return caches that begin with the first `length` tokens of `blocks`. Takes over the
-        references of exclusive blocks; otherwise shares the pages, and copies those that later
+        references of exclusive blocks; otherwise shares the pages, and copies the pages that later
         writes change. Raises CacheReconstructionError if a layer does not hold these tokens."""
         for pool in self.pools:
             self._check(pool, blocks, length)
@@ -187,7 +187,7 @@ class PagedLayers:
     def _with_states(
         self, paged: Callable[[int, PagedLayer], PagedCache], states: Mapping[int, MlxLmCache]
     ) -> list[PagedCache]:
-        """Return the caches of all layers. Only those with pages really are `PagedCache`s."""
+        """Return the caches of all layers, although only layers with pages have a `PagedCache`."""
         return [
             cast(PagedCache, states[i]) if i in states else paged(i, self._layers[i])
             for i in range(self._spec.n_layers)
@@ -220,7 +220,7 @@ class PagedLayers:
 
     def chunk_layers(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> ChunkLayers:
         """Return the layers of one pass over each sequence's next tokens. Raises ValueError if the
-        model needs, but does not get, equally many tokens from each sequence."""
+        model needs equally many tokens from each sequence, but `chunks` differ."""
         counts = [n_tokens for _, n_tokens in chunks]
         width = max(counts) if self.beside == "even" else self.costs.size(max(counts))
         shape = n_sequences, _ = self.costs.size(len(chunks)), width
@@ -370,7 +370,7 @@ def _unshare(table: PageTable, length: int) -> list[tuple[PageRef, PageRef]]:
 
     Returns pairs of old and new references, whose pages the caller copies. In a ring, any page may
     change; otherwise only the page of position `length`, unless that page begins there. Later pages
-    hold no tokens: drops the shared ones, and keeps others as capacity.
+    hold no tokens: drops the shared pages among them, and keeps the others as capacity.
     """
     pool = table.pool
     needed = table.pages_for(length)

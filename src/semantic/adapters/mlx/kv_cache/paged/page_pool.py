@@ -23,8 +23,8 @@ from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpe
 
 @dataclass(frozen=True, slots=True)
 class PageKind:
-    """Layers of one shape and one window; a page holds 256 tokens of all of them. `ring` is the
-    number of pages of a sequence if there is a window, else None."""
+    """Layers of one shape and one window. A page holds 256 tokens of all these layers. With a
+    window, `ring` is the number of pages of a sequence, else None."""
 
     layers: tuple[int, ...]
     shape: LayerShape
@@ -33,18 +33,18 @@ class PageKind:
 
     @property
     def head_sizes(self) -> tuple[int, int]:
-        """How many numbers a head's 256 keys hold, and how many its 256 values hold."""
+        """The number of numbers in a head's 256 keys, and in a head's 256 values."""
         return BLOCK_TOKENS * self.shape.k_head_dim, BLOCK_TOKENS * self.shape.v_head_dim
 
     @property
     def page_shape(self) -> tuple[int, int]:
-        """(layers, numbers per layer). In each layer, keys, (kv_heads, 256, k_head_dim), precede
-        values."""
+        """The shape of a page: (layers, numbers per layer). In each layer, keys, (kv_heads, 256,
+        k_head_dim), precede values."""
         return len(self.layers), self.shape.kv_heads * sum(self.head_sizes)
 
     def keys_and_values(self, pages: mx.array) -> tuple[mx.array, mx.array]:
-        """Return views of `pages`, (..., numbers per layer), as keys and as values, each (...,
-        kv_heads, 256, head_dim)."""
+        """Return views of `pages`, (..., numbers per layer), as keys and as values. Each view is
+        (..., kv_heads, 256, head_dim)."""
         shape, before = self.shape, pages.shape[:-1]
         n_keys = shape.kv_heads * self.head_sizes[0]
         keys = pages[..., :n_keys].reshape(*before, shape.kv_heads, BLOCK_TOKENS, shape.k_head_dim)
@@ -54,11 +54,11 @@ class PageKind:
         return keys, values
 
     def first_kept(self, first: int, length: int) -> int:
-        """Return the first position from `first` on that is in pages after `length` tokens."""
+        """Return the first position from `first` on that pages still hold after `length` tokens."""
         return first if self.ring is None else max(first, length - self.ring * BLOCK_TOKENS)
 
     def turn(self, block: int) -> int:
-        """Return the index in a page table of the page for block number `block`."""
+        """Return the index, in a page table, of the page for block number `block`."""
         return block if self.ring is None else block % self.ring
 
     @property
@@ -117,7 +117,7 @@ class PageRef:
 
     @property
     def is_shared(self) -> bool:
-        """True if there are other references to the page, which must then not be written to."""
+        """True if other objects refer to the page. A shared page must not be written to."""
         return self._page.users > 1
 
     @property
@@ -130,7 +130,7 @@ class PageRef:
 
 
 class Loan:
-    """A `Place`: a page lent to a copy outside MLX. It stays allocated until `end`."""
+    """A `Place`: a page that a copy outside MLX uses. The page stays allocated until `end`."""
 
     __slots__ = ("_number", "_page", "_pool")
 
@@ -152,8 +152,8 @@ class Loan:
 
 
 class PagePool:
-    """Pages of one kind, (pages, *PageKind.page_shape). Any thread may drop a reference; everything
-    else is reserved for the thread that runs MLX."""
+    """Pages of one kind, (pages, *PageKind.page_shape). Any thread may drop a reference. Only the
+    thread that runs MLX may do anything else."""
 
     def __init__(self, kind: PageKind) -> None:
         self.kind = kind
@@ -175,7 +175,7 @@ class PagePool:
 
     @property
     def data(self) -> mx.array:
-        """The array. Kernels write to it in place; a new array replaces it when the pool grows."""
+        """The array. Kernels write to it in place. When the pool grows, a new array replaces it."""
         if self._data is None:
             self.grow(_INITIAL_PAGES)
         if self._data is None:
@@ -194,7 +194,7 @@ class PagePool:
 
     @property
     def n_used(self) -> int:
-        """Number of pages to which there are references."""
+        """Number of pages that have references."""
         return self.n_pages - len(self._free)
 
     @property
@@ -202,7 +202,7 @@ class PagePool:
         return self.n_pages * self.kind.page_bytes
 
     def take(self) -> PageRef:
-        """Allocate a page. Grows the pool if no page is free, nor will be once a copy ends."""
+        """Allocate a page. Waits if a copy will free a page; otherwise may grow the pool."""
         with self._lock:
             self._lock.wait_for(lambda: self._free or not self._any_returns())
         if not self._free:
@@ -226,20 +226,20 @@ class PagePool:
             return Loan(self, self._loans, ref.index)
 
     def await_loan(self, ref: PageRef) -> None:
-        """Wait until the page has no loan, or another page is free to copy it to."""
+        """Wait until the page has no loan, or until another page is free, to copy this page to."""
         with self._lock:
             self._lock.wait_for(
                 lambda: self._free or all(one.index != ref.index for one in self._lent.values())
             )
 
     def end_loan(self, number: int) -> None:
-        """Drop the reference of a loan, if it still has one. Only `Loan` calls this method."""
+        """Drop the reference of a loan, unless already dropped. Only `Loan` calls this method."""
         with self._lock:
             self._lent.pop(number, None)
             self._lock.notify_all()
 
     def give_back(self, page: _Page) -> None:
-        """Drop one reference. Only `PageRef` calls this method."""
+        """Drop one reference to `page`. Only `PageRef` calls this method."""
         with self._lock:
             page.users -= 1
             if not page.users:
@@ -248,13 +248,13 @@ class PagePool:
 
     @contextmanager
     def still(self) -> Iterator[int | None]:
-        """Yield the device address where the pages begin, or None after `abandon`, and keep the
-        pages there until the `with` block ends. Any thread may call this method."""
+        """Yield the device address where the pages begin; None after `abandon`. Keeps the pages at
+        this address until the `with` block ends. Any thread may call this method."""
         with self._moving:
             yield self._address
 
     def expect(self, n_pages: int) -> None:
-        """When the pool doubles, make it stop at `n_pages` once before it doubles further."""
+        """Set a size at which the pool stops once when it doubles, before it doubles further."""
         self._enough = n_pages
 
     def abandon(self) -> None:
@@ -266,9 +266,9 @@ class PagePool:
             self._used.clear()
 
     def shrink(self, room: int) -> int:
-        """Free the memory of unused pages, moving the used ones together; return the freed bytes.
-        While it runs, used pages exist twice: does nothing if they take more than `room`, or during
-        a loan. Call it on the stream that computes with the pages."""
+        """Free the memory of unused pages, moving the used pages together; return the freed bytes.
+        Used pages exist twice meanwhile: does nothing if they take more than `room` bytes, or
+        during a loan. Call this on the stream that computes with the pages."""
         mx.synchronize()
         with self._moving, self._lock:
             kept = [self._used[at] for at in sorted(self._used)]
@@ -291,7 +291,7 @@ class PagePool:
         return n_bytes
 
     def grow(self, n_pages: int) -> None:
-        """Grow to at least `n_pages`. Copies the existing pages unless all are free, so call it
+        """Grow to at least `n_pages`. Copies the existing pages unless all are free, so call this
         early, on the stream that computes with the pages."""
         if n_pages <= self.n_pages:
             return
@@ -316,7 +316,7 @@ class PagePool:
             self._free[:0] = range(n_pages - 1, first - 1, -1)
 
     def _any_returns(self) -> bool:
-        """Return whether only copies outside MLX still use some page."""
+        """Return whether some page is in use only by copies outside MLX."""
         loans = Counter(ref.index for ref in self._lent.values())
         return any(ref.users == loans[ref.index] for ref in self._lent.values())
 
@@ -355,11 +355,11 @@ class PageTable:
         return needed if ring is None else min(needed, ring)
 
     def has_capacity(self, n_tokens: int) -> bool:
-        """Return whether there are pages for a sequence of `n_tokens`."""
+        """Return whether the table has the pages for a sequence of `n_tokens`."""
         return len(self.refs) >= self.pages_for(n_tokens)
 
     def reserve(self, n_tokens: int) -> None:
-        """Allocate the pages that are missing for a sequence of `n_tokens`."""
+        """Allocate the pages that the table lacks for a sequence of `n_tokens`."""
         if not self.has_capacity(n_tokens):
             while not self.has_capacity(n_tokens):
                 self.refs.append(self.pool.take())
@@ -367,7 +367,7 @@ class PageTable:
 
 
 class PagedSequence:
-    """One sequence's page tables, one per kind, shared by the caches of all its layers. `padding`
+    """One sequence's page tables, one per kind, which the caches of all its layers share. `padding`
     is the number of padding tokens at the end of the current chunk."""
 
     __slots__ = ("__weakref__", "padding", "tables")

@@ -43,7 +43,7 @@ def computes_attention(
     latent: bool = False,
 ) -> bool:
     """Return whether `attention` is right for `n_heads` query heads over pages of this kind. Tests
-    every value in `sinks`, and rope keys if `latent`, as layers use them."""
+    each value in `sinks`, and rope keys if `latent`, because layers may use all of these."""
     if not n_heads or n_heads % kind.shape.kv_heads:
         return False
     try:
@@ -58,7 +58,7 @@ def computes_attention(
 
 
 def _moves_pages(kind: PageKind, attention: PagedAttention) -> bool:
-    """Return whether storing and copying whole pages changes the right pages and no others."""
+    """Return whether storing and copying whole pages changes the right pages and no other pages."""
     pool = PagePool(kind)
     pool.grow(4)
     data = mx.random.normal((2, *kind.page_shape), key=mx.random.key(1)).astype(kind.shape.dtype)
@@ -169,14 +169,14 @@ def _rows_see_each_other(
 
 
 def _row(array: mx.array, i: int) -> mx.array:
-    """Return `array[i]`, taken as a slice: a GPU would spend seconds compiling a gather."""
+    """Return `array[i]`. Takes a slice, because a GPU would spend seconds compiling a gather."""
     return array[i : i + 1].squeeze(0)
 
 
 def _appends(
     attention: PagedAttention, table: PageTable, layer: int, k: mx.array, v: mx.array
 ) -> bool:
-    """Append tokens to an empty table in two chunks; return whether the second sees the first."""
+    """Append two chunks to an empty table; return whether the second chunk sees the first."""
     n, window = k.shape[2], table.pool.kind.window
     half = n // 2
     seen = 0 if window is None else max(0, half - window + 1)
@@ -216,6 +216,6 @@ def _attention(
 
 
 def _close(found: mx.array, expected: mx.array) -> bool:
-    """Return whether the results differ by at most the tolerance; False for NaN."""
+    """Return whether the results differ by at most the tolerance; False if any value is NaN."""
     difference = mx.linalg.norm(found.astype(mx.float32) - expected)
     return bool((difference <= _TOLERANCE * mx.linalg.norm(expected)).item())

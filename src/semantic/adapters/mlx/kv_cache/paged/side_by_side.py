@@ -3,7 +3,7 @@
 For models with states, which take a sequence's tokens one after the other: one pass over many
 sequences costs less than a pass for each sequence. Shorter sequences are padded at the end; their
 states ignore padding because of mlx-lm's `lengths`. In layers with pages, each token is a row of a
-batch, without padding. Knows caches; knows nothing about requests, nor when sharing a pass pays.
+batch, without padding. Knows caches; knows neither requests nor when sharing a pass pays.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Chunk = tuple[Caches, Sequence[int]]
 
 class ChunkLayout:
     """Where a pass has its tokens: as rows, one sequence after the other, or as (sequences, width).
-    Sequence i has `counts[i]` tokens, from position `firsts[i]` on. The rest of its width is
-    padding; so are whole sequences after the last one."""
+    Sequence i has `counts[i]` tokens, from position `firsts[i]` on. Padding fills each sequence up
+    to the width, and the pass up to the number of sequences."""
 
     def __init__(
         self, firsts: Sequence[int], counts: Sequence[int], shape: tuple[int, int], n_rows: int
     ) -> None:
-        """Arrange a pass of `shape`, (sequences, width), and of `n_rows` rows, both including
+        """Arrange a pass of `shape`, (sequences, width), and of `n_rows` rows; both include
         padding."""
         self.shape = n_sequences, width = shape
         padding = [0] * (n_sequences - len(firsts))
@@ -113,7 +113,7 @@ class _Pass(NamedTuple):
 
 
 class ChunkLayers(NamedTuple):
-    """The layers of a pass over `shape`, (sequences, tokens of each), including padding."""
+    """The layers of a pass. `shape` is (sequences, tokens of each sequence), including padding."""
 
     shape: tuple[int, int]
     layers: list[ChunkBatch | StateBatch]
@@ -124,7 +124,7 @@ Layers = Callable[[Sequence[tuple[Caches, int]]], ChunkLayers]
 
 
 def compute_side_by_side(model: Module, layers: Layers, chunks: Sequence[Chunk]) -> None:
-    """Append to each sequence its tokens. An error leaves all sequences unchanged."""
+    """Append each sequence's tokens to its caches. An error leaves all sequences unchanged."""
     every = [cast(object, cache) for caches, _ in chunks for cache in caches]
     held = [cache for cache in every if isinstance(cache, ArraysCache)]
     with ExitStack() as undo:
@@ -147,8 +147,8 @@ def compute_side_by_side(model: Module, layers: Layers, chunks: Sequence[Chunk])
 
 
 def _passes(layers: Layers, chunks: Sequence[Chunk]) -> list[_Pass]:
-    """Put sequences with and without a state into separate passes: some models treat no state
-    differently from zeros."""
+    """Put sequences with and without a state into separate passes, because some models do not treat
+    a missing state as zeros."""
     groups: dict[object, list[Chunk]] = {}
     for chunk in chunks:
         groups.setdefault(state_shapes(chunk[0]), []).append(chunk)
