@@ -29,7 +29,7 @@ _MOST_ROWS = 512
 @dataclass(slots=True)
 class Prompt:
     """A sequence's caches and its number of tokens. `late` holds the last tokens while the model
-    must wait to compute them with later ones."""
+    must wait for later tokens to compute them together."""
 
     caches: list[LayerCache]
     length: int = 0
@@ -45,7 +45,8 @@ class Prefill:
     methods without a docstring see `BatchBackend`."""
 
     def __init__(self, model: Module, reusable: int | None) -> None:
-        """Keys after the first `reusable` tokens depend on the prompt's chunks; None if none do."""
+        """Only keys after the first `reusable` tokens depend on the chunks; if None, no key
+        does."""
         self._model = model
         self._reusable = reusable
 
@@ -73,7 +74,7 @@ class Prefill:
             prompt.length += len(tokens)
 
     def compute_late(self, prompt: Prompt) -> None:
-        """Compute the tokens that have waited for a whole chunk, because none will follow."""
+        """Compute the tokens that wait for a whole chunk, because no more tokens will come."""
         late, prompt.late = prompt.late, []
         if late:
             self._pass(prompt, late)
@@ -90,7 +91,7 @@ class Prefill:
         mx.eval([cache.state for cache in prompt.caches])
 
     def _compute_whole_chunks(self, prompt: Prompt, tokens: Sequence[int], reusable: int) -> None:
-        """Compute tokens after the first `reusable` in mlx-lm's chunks, each once it is full."""
+        """Compute tokens after the first `reusable` in mlx-lm's chunks, as each chunk gets full."""
         start = prompt.length - len(prompt.late)
         waiting = [*prompt.late, *tokens]
         while waiting:
@@ -143,7 +144,7 @@ class RowPrefill(_PagedPrefill):
                 cache.advance(n_tokens)
 
     def _compute_padded(self, prompt: Prompt, tokens: Sequence[int]) -> None:
-        """Compute a chunk followed by padding, to which none of its tokens attends."""
+        """Compute a chunk with padding after it. No token of the chunk attends to padding."""
         padding = -len(tokens) % self._pages.costs.pad_to
         sequence = _paged(prompt)[0].sequence
         sequence.padding = padding
@@ -171,7 +172,7 @@ class SidePrefill(_PagedPrefill):
 
 
 def prefill_for(model: Module, layers: CacheLayers, reusable: int | None) -> Prefill:
-    """Return the strategy for caches created by `layers`."""
+    """Return the prefill strategy for caches created by `layers`."""
     if not isinstance(layers, PagedLayers):
         return Prefill(model, reusable)
     return (RowPrefill if layers.takes_rows else SidePrefill)(model, reusable, layers)

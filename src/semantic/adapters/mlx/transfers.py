@@ -1,7 +1,7 @@
 """Copies of bodies between device and host, in the background.
 
 Using new host memory costs several times as much as the copy, because the system clears and pins
-its pages when they are first touched, so these copies reuse memory that the device accesses
+its pages when they are first touched. So these copies reuse memory that the device accesses
 directly. Separate threads wait for the copies; the thread that runs MLX only says where the bytes
 are. `cuda/copies.py` has the only `CopyDriver`: on a CPU, or with Metal's unified memory, MLX's
 arrays suffice. Knows addresses and rows of bytes; knows nothing about pages or blocks.
@@ -28,7 +28,7 @@ import numpy as np
 @dataclass(frozen=True, slots=True)
 class Rows:
     """`n` rows of `width` bytes, adjacent on the host and `pitch` bytes apart on the device. On the
-    device, the first row is `at` bytes after the beginning of the place."""
+    device, the first row is `at` bytes after the beginning of a `Place`."""
 
     n: int
     width: int
@@ -51,8 +51,8 @@ class HostAllocator(Protocol):
 
 
 class CopyDriver(HostAllocator, Protocol):
-    """One device. Any thread may call everything except `address`. Copies are done when a call
-    returns. Raises MemoryError if host memory is short, and RuntimeError if the device fails."""
+    """Copies to and from a device. Any thread may call all methods except `address`. Calls return
+    after the copy. Raises MemoryError if host memory is short, RuntimeError if the device fails."""
 
     def address(self, array: mx.array) -> int:
         """Return the device address of the first byte of an evaluated, contiguous array. Only MLX's
@@ -66,14 +66,14 @@ class CopyDriver(HostAllocator, Protocol):
         """Undo `pin`."""
 
     def to_host(self, host: int, device: int, rows: Rows) -> None:
-        """Copy rows from a place on the device to host memory, from `allocate` or elsewhere."""
+        """Copy rows from a device address to a host address, from `allocate` or elsewhere."""
 
     def to_device(self, device: int, host: int, rows: Rows) -> None:
-        """Copy rows from host memory, from `allocate` or elsewhere, to a place on the device."""
+        """Copy rows from a host address, from `allocate` or elsewhere, to a device address."""
 
 
 def address_of(data: bytes | memoryview) -> int:
-    """Return the host address of `data`, which may be read-only and which the caller keeps alive.
+    """Return the host address of `data`, which the caller keeps alive and which may be read-only.
     Raises BufferError if the view is not contiguous."""
     return np.frombuffer(data, np.uint8).ctypes.data
 
@@ -96,8 +96,8 @@ class HostMemory:
         self._lock = threading.RLock()  # garbage collection may return memory at any point
 
     def take(self, n_bytes: int) -> memoryview:
-        """Return memory of `n_bytes` with arbitrary content, reused after its last view is gone. If
-        memory that the device accesses directly runs out, takes slower memory. Raises
+        """Return memory of `n_bytes` with arbitrary content, reused after its last view is gone.
+        Takes slower memory if there is no more memory that the device accesses directly. Raises
         MemoryError."""
         size = _size_for(n_bytes)
         with self._lock:
@@ -124,7 +124,7 @@ class HostMemory:
 
 
 def _size_for(n_bytes: int) -> int:
-    """Return the size of piece to use. There are few sizes, so that pieces can be reused."""
+    """Return the size of a piece for `n_bytes`: one of few sizes, so that pieces can be reused."""
     if n_bytes > _STEP:
         return -(-n_bytes // _STEP) * _STEP
     return 1 << max(0, n_bytes - 1).bit_length()
@@ -151,7 +151,7 @@ Room = Callable[[int], memoryview | None]
 
 
 class Place(Protocol):
-    """Device memory that is neither freed nor written to until `end`."""
+    """Device memory that stays allocated and unchanged until `end`."""
 
     def address(self) -> AbstractContextManager[int | None]:
         """Return the address, which does not change until the `with` block ends; None if the memory
@@ -162,7 +162,7 @@ class Place(Protocol):
 
 
 class ArrivingBody:
-    """A `DeferredBody` on its way from the device."""
+    """A `DeferredBody` that a copy from the device fills."""
 
     def __init__(self, n_bytes: int, copied: Future[memoryview]) -> None:
         self._n_bytes = n_bytes
@@ -179,7 +179,7 @@ class ArrivingBody:
 
 
 class Transfers:
-    """Copies of one device. Thread-safe."""
+    """Background copies to and from one device. Thread-safe."""
 
     def __init__(self, driver: CopyDriver) -> None:
         self.driver = driver
@@ -187,7 +187,7 @@ class Transfers:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="copy")
 
     def prepare(self, n_bytes: int, n: int) -> None:
-        """Start allocating `n` pieces of host memory, so that the first copies need not."""
+        """Start allocating `n` pieces of host memory, so that the first copies find memory."""
         self._threads.submit(self._prepare, n_bytes, n)
 
     def fetch(self, place: Place, rows: Sequence[Rows], room: Room | None = None) -> ArrivingBody:
@@ -197,7 +197,7 @@ class Transfers:
         return ArrivingBody(n_bytes, self._threads.submit(self._fetch, place, rows, n_bytes, room))
 
     def send(self, data: bytes | memoryview, place: Place, rows: Sequence[Rows]) -> None:
-        """Copy rows to the device and wait. Copies nothing if the place has lost its memory."""
+        """Copy rows to the device and wait. Copies nothing if `place` has lost its memory."""
         with place.address() as device:
             if device is not None:
                 host = address_of(data)

@@ -2,8 +2,8 @@
 
 Based on joined products: queries, keys and values rotate together, a product also adds the
 residual, and one function computes everything between the attentions of two layers. Only this
-module knows how mlx-lm implements a layer. It changes no model with other source code, and
-`tests/integration/test_joined.py` fails if mlx-lm changes that code.
+module knows how mlx-lm implements a layer. It leaves models with other source code unchanged, and
+`tests/integration/test_joined.py` fails if mlx-lm changes its code.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def source_digest(module: ModuleType) -> str:
 
 
 def shorten(model: Module, *, add_in_product: bool = True, compiled: bool = False) -> None:
-    """Make a joined model of a known form decode with fewer kernels. Not `compiled` by default:
-    compiling shortens a step by at most 7 %, but on a GPU the first step with a new batch size then
-    stops all streams for 3 s."""
+    """Make a joined model of a known form decode with fewer kernels. `compiled` shortens a step by
+    at most 7 %, but on a GPU the first step with a new batch size then stops all streams for 3
+    s."""
     for inner in cast("Callable[[], list[Module]]", model.modules)():
         known = next((one for one in SOURCES if type(inner) is getattr(one, _MODELS[one])), None)
         if known is not None and source_digest(known) == SOURCES[known] and _is_whole(inner):
@@ -104,15 +104,15 @@ def _shorten(inner: Module, known: ModuleType, *, add_in_product: bool, compiled
 
 
 def keep_long(model: Module) -> None:
-    """Make `model` decode in mlx-lm's way: joining layers that it shares with another model would
-    hold their weights in memory twice."""
+    """Make `model`, which shares layers with another model, decode in mlx-lm's way. Joining such
+    layers would hold their weights in memory twice."""
     vars(model)[_DECODING] = model
 
 
 def shorten_here(model: Module) -> Module:
-    """On a GPU, return the model with joined products and short steps, the same object each time;
-    on a CPU, the model itself: there products take most time anyway, and joined ones may round
-    differently."""
+    """On a GPU, return the model with joined products and short steps, the same object each time.
+    On a CPU, return the model itself: products take most of the time there anyway, and joined
+    products may round differently."""
     if on_cpu():
         return model
     if _DECODING not in vars(model):
@@ -204,7 +204,7 @@ class _Outside:
         self._model = model
 
     def embed(self, inputs: mx.array) -> mx.array:
-        """Return the residual stream for tokens, (rows, 1)."""
+        """Return the residual stream, computed from token ids, (rows, 1)."""
         return cast(mx.array, self._model.embed_tokens(inputs))
 
     def norm(self, h: mx.array) -> mx.array:
@@ -212,13 +212,13 @@ class _Outside:
         return cast(mx.array, self._model.norm(h))
 
     def masks(self, caches: Sequence[_Cache]) -> list[mx.array | None]:
-        """Return each layer's mask, made before the step."""
+        """Return each layer's mask for the step, which must not have begun."""
         mask = caches[0].make_mask(1, return_array=False, window_size=None)
         return [mask] * len(caches)
 
 
 class _GemmaOutside(_Outside):
-    """Gemma's, with scaled embeddings, and separate masks for layers with and without a window."""
+    """Gemma's parts: scaled embeddings, and separate masks for layers with and without a window."""
 
     def embed(self, inputs: mx.array) -> mx.array:
         h = super().embed(inputs)
@@ -234,7 +234,7 @@ class _GemmaOutside(_Outside):
 
 
 class _Between:
-    """Everything that is computed between the layers' attentions, as functions of arrays."""
+    """All computations between the layers' attentions, as functions of arrays."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class _Between:
 
 
 class _Steps:
-    """A decode step with one token per row."""
+    """Computes decode steps with one token per row."""
 
     def __init__(self, outside: _Outside, layers: Sequence[_Layer], *, compiled: bool) -> None:
         self._outside = outside
@@ -284,7 +284,7 @@ class _Steps:
 
 
 class _Stepped(Module):
-    """A model without its output layer. First base class, before mlx-lm's class of the model."""
+    """A model without its output layer. Must come before mlx-lm's class among the bases."""
 
     steps: _Steps
 
@@ -335,8 +335,8 @@ def _add_ones(inner: Module) -> None:
 
 
 def _head_norms(attention: Module) -> tuple[mx.array, float] | None:
-    """Return the weights of all heads' norms, (heads, 1, head_dim), which are ones for values, and
-    the norms' epsilon; None if there are no norms."""
+    """Return the weights of all heads' norms, (heads, 1, head_dim), and the norms' epsilon; None
+    without norms. The weights are 1 for heads of values."""
     q, k = attention.get("q_norm"), attention.get("k_norm")
     if not isinstance(q, RMSNorm) or not isinstance(k, RMSNorm):
         return None

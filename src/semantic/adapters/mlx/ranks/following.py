@@ -1,7 +1,7 @@
 """All ranks except 0: each makes the calls that rank 0 announces, on its own shard.
 
-Has no engine and no store, decides nothing and samples nothing. Knows frames and the backend's
-calls; does not know the reasons for them.
+These ranks have no engine and no store, decide nothing and sample nothing. Knows frames and the
+backend's calls; does not know the reasons for these calls.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def follow(backend: MLXBackend, ranks: Ranks) -> None:
 
 
 def wait_for_end(ranks: Ranks) -> bool:
-    """Return whether rank 0 ends normally within seconds, as it does if it cannot start."""
+    """Return whether rank 0 ends normally within seconds, as it does when it cannot start."""
     with suppress(Empty):
         return ranks.links.received.get(timeout=_END_SECONDS)[1].op is Op.END
     return False
@@ -142,8 +142,8 @@ class Follower:
         self._sender.submit(self._send, frame, body)
 
     def _send(self, frame: Frame, body: Body, room: Room | None = None) -> None:
-        """Send a body once it has arrived; if rank 0 offers room, write it there and report only
-        that. Runs on another thread, so that the next step does not wait."""
+        """Send a body once it has arrived. If rank 0 offers memory (`room`), write the body there
+        and report only the arrival. Runs on another thread, so that the next step does not wait."""
         try:
             data = body if isinstance(body, bytes) else body.wait()
             shared = None if room is None else room(len(body))

@@ -1,9 +1,9 @@
 """The backend of rank 0: an `MLXBackend` over its shard that announces calls to the other ranks.
 
-They make the same calls in the same order (`following`), so that all ranks meet in the same
+All ranks make the same calls in the same order (`following`), so that they meet in the same
 collective operations. Rank 0 makes every decision that depends on a clock or on free memory. A
-block's body consists of the parts of all ranks in order: one store holds them, and whatever it
-finds exists for all ranks. Knows the port's calls; does not know what other ranks do with them.
+block's body consists of the parts of all ranks in order: one store holds the whole body, so a body
+that it finds exists for all ranks. Knows the port's calls; does not know how other ranks make them.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Outcomes:
 
 
 class _Arriving(NamedTuple):
-    """A part of a body, which another rank will send or will write to `room`."""
+    """A part of a body that another rank will send, or will write to `room`."""
 
     data: Future[Data]
     room: SharedRoom | None
@@ -170,7 +170,7 @@ class LeadingBackend(MLXBackend):
         self.ranks.links.before_end.append(call)
 
     def abandon(self) -> None:
-        """See `MLXBackend.abandon`. Ends the process: other ranks cannot build anew."""
+        """See `MLXBackend.abandon`. Ends the process: other ranks cannot build a new backend."""
         self.ranks.links.end("the engine failed")
 
     def set_aside(self, n_bytes: int) -> None:
@@ -207,8 +207,8 @@ class LeadingBackend(MLXBackend):
             return super().return_memory(room)
 
     def memory_to_spare(self) -> int | None:
-        """Return how many more bytes every rank has to spare, see `device.memory_to_spare`. Ranks
-        that have not reported count as using as much as rank 0: shards have equal size."""
+        """Return how many more bytes every rank has to spare, see `device.memory_to_spare`. A rank
+        that has not reported counts as using as much as rank 0: shards have equal size."""
         used = device.memory_in_use()
         spare = [most - used for most in tuple(self._most.values())]
         own = device.memory_to_spare()
@@ -314,8 +314,8 @@ class LeadingBackend(MLXBackend):
 
     @contextmanager
     def _announced(self, op: Op, *ints: int, data: Sequence[bytes] = ()) -> Iterator[int]:
-        """Announce a call to the other ranks, each with its `data`; rank 0 makes the call in the
-        `with` block."""
+        """Announce a call to the other ranks, each with its item of `data`. Rank 0 makes the call
+        in the `with` block."""
         number, self._number = self._number, self._number + 1
         self._send_freed()
         for at, channel in enumerate(self.ranks.links.channels):
@@ -329,8 +329,8 @@ class LeadingBackend(MLXBackend):
             self._outcomes.succeeded(number)
 
     def _send_freed(self) -> None:
-        """Let the other ranks free data to which nothing refers. Any thread may call this
-        method."""
+        """Tell the other ranks which data to free, because no object refers to it. Any thread may
+        call this method."""
         for op, numbers in self._unused.items():
             freed: list[int] = []
             with suppress(IndexError):
@@ -351,7 +351,7 @@ class LeadingBackend(MLXBackend):
         return arriving
 
     def _receive(self) -> None:
-        """Receive what other ranks send. Runs on a separate thread."""
+        """Receive frames from the other ranks. Runs on a separate thread."""
         while True:
             try:
                 rank, frame = self.ranks.links.received.get(timeout=_FREE_SECONDS)
@@ -372,7 +372,7 @@ class LeadingBackend(MLXBackend):
                 self._outcomes.failed_there(frame.number, rank, frame.text)
 
     def _give_up(self) -> None:
-        """Make all futures fail, so that a store stops waiting: nothing arrives any more."""
+        """Make all futures fail, because no more frames arrive, so that a store stops waiting."""
         for arriving in list(self._arriving.values()):
             with suppress(InvalidStateError):
                 arriving.data.set_exception(OSError(errno.EIO, "lost a rank"))

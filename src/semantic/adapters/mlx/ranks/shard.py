@@ -2,8 +2,8 @@
 
 A collective operation cannot be cancelled, so a process that loses a peer ends itself, as after a
 crash; stored state survives. mlx-lm divides heads and hidden units: each rank computes a part of
-every layer, and the sum of all parts is the layer's output. Refuses models that it cannot divide.
-Knows the method `shard` of mlx-lm's models and their configuration; does not know how ranks
+every layer, and the sum of all parts is the layer's output. Refuses models that mlx-lm cannot
+divide. Knows the method `shard` of mlx-lm's models and their configuration; does not know how ranks
 communicate.
 """
 
@@ -25,8 +25,8 @@ from semantic.ports.ranks import LinksPort, PlacementPort
 
 
 class Ranks:
-    """The processes that compute one model, as seen by one of them. All ranks must call `gather`,
-    `all_found` and `from_first` in the same order."""
+    """The processes that compute one model, as this process sees them. All ranks must call
+    `gather`, `all_found` and `from_first` in the same order."""
 
     def __init__(self, placement: PlacementPort) -> None:
         """Meet the other ranks. Raises BackendError if they cannot be reached."""
@@ -40,7 +40,7 @@ class Ranks:
         self.links: LinksPort = placement.connect(self, MappedMemory)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the `data` of all ranks, by rank; all must have equal length. Parses nothing."""
+        """Return the `data` of all ranks, by rank, unparsed. All data must have equal length."""
         mine = mx.zeros((self.size, len(data)), mx.int32)
         mine[self.rank] = mx.array(list(data), mx.int32)
         found = mx.distributed.all_sum(mine, group=self.group)
@@ -81,8 +81,8 @@ _Shard = Callable[[mx.distributed.Group], None]
 
 
 def shard_model(model: Module, ranks: Ranks) -> None:
-    """Reduce `model` to this rank's part before its weights are read. Raises UnsupportedModelError,
-    on every rank, if mlx-lm cannot divide the model among this many ranks."""
+    """Reduce `model` to this rank's part before its weights are read. If mlx-lm cannot divide the
+    model among this many ranks, raises UnsupportedModelError on every rank."""
     shard = cast("_Shard | None", getattr(model, "shard", None))
     if shard is None:
         raise UnsupportedModelError(
@@ -101,8 +101,8 @@ def shard_model(model: Module, ranks: Ranks) -> None:
 
 def shared_name(name: str, files: str, ranks: Ranks) -> str:
     """Return the id of the model that all `ranks` compute together; `name` is its id on this
-    machine. The id covers how every rank rounds, their order and their transport. Raises
-    BackendError, on every rank, if `files`, which names what all must have in common, differs."""
+    machine. The id covers how every rank rounds, the order of ranks and their transport. Raises
+    BackendError, on every rank, if `files`, the id of the model's files, differs between ranks."""
     require_same(ranks.gather(digest("files-v1", files.encode())), "model, mlx or kind of device")
     names = ranks.gather(digest("rank-v1", name.encode()))
     kind = name[: name.rindex(":") + 1]

@@ -1,7 +1,7 @@
 """Bodies of all ranks, and how their parts move between rank 0 and the other ranks.
 
-On one machine, parts move through host memory that rank 0 allocates and the other ranks map. The
-memory is reused, because pinning new memory stalls a device. On systems other than Linux, ranks
+On one machine, parts move through host memory that rank 0 allocates and the other ranks map. Rank 0
+reuses the memory, because pinning new memory stalls a device. On systems other than Linux, ranks
 send the parts: there is no unnamed shared memory. Knows bodies and frames; does not know which
 backend call needs them.
 """
@@ -34,7 +34,7 @@ _PREPARED = 4
 
 
 class Loan(NamedTuple):
-    """A part in shared memory until a rank has read it, for one target of a call."""
+    """A part that stays in shared memory until `rank` has read it, for one target of a call."""
 
     rank: int
     number: int
@@ -42,7 +42,7 @@ class Loan(NamedTuple):
 
 
 class MappedMemory:
-    """A `MappedPort`."""
+    """A `MappedPort` that maps rank 0's shared memory into this process."""
 
     def __init__(self) -> None:
         self.driver: Pins | None = None
@@ -52,7 +52,7 @@ class MappedMemory:
         self._rooms: dict[int, Future[Sequence[int]]] = {}
 
     def add(self, number: int, descriptor: int, n_bytes: int) -> None:
-        """Map a piece and close its `descriptor`. If that fails, `view` raises an error later."""
+        """Map a piece and close its `descriptor`. If this fails, `view` raises an error later."""
         with suppress(OSError):
             self._pieces[number] = map_piece(descriptor, n_bytes), n_bytes
         os.close(descriptor)
@@ -68,7 +68,7 @@ class MappedMemory:
                 unmap_piece(address, n_bytes)
 
     def view(self, number: int, at: int, n_bytes: int) -> memoryview:
-        """Return part of a piece; pin the piece on first use. Raises RuntimeError."""
+        """Return part of a piece; pin the piece on first use. Raises RuntimeError on failure."""
         if number not in self._pieces:
             raise RuntimeError("cannot map memory of rank 0")
         address, size = self._pieces[number]
@@ -79,12 +79,12 @@ class MappedMemory:
         return memoryview(piece).cast("B")[at : at + n_bytes]
 
     def offer(self, call: int, where: Sequence[int]) -> None:
-        """Record where rank 0 wants the body of a call; an empty `where` means: send the body."""
+        """Record where rank 0 wants the body of a call. An empty `where` means: send the body."""
         self._room(call).set_result(where)
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for rank 0's place for a body; None if the rank must send the body. Raises
-        RuntimeError."""
+        """Wait for rank 0 to say where to write a body, and return that memory; None to send the
+        body instead. Raises RuntimeError if the sizes differ."""
         where = self._room(call).result()
         if not where:
             return None
@@ -107,8 +107,8 @@ _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_piece(descriptor: int, n_bytes: int) -> int:
-    """Map shared memory and return its address. Allocates all pages now, since otherwise pinning
-    would, and stall the device. Python's mmap would keep the descriptor open. Raises OSError."""
+    """Map shared memory and return its address. Allocates all pages now: otherwise pinning would,
+    and stall the device. Python's mmap would keep the descriptor open. Raises OSError."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
     address: int = _LIBC.mmap(None, n_bytes, access, flags, descriptor, 0)
@@ -126,7 +126,7 @@ class SharedMemory:
     """Host memory of rank 0 in numbered pieces that all other ranks map. Thread-safe."""
 
     def __init__(self, channels: Sequence[ChannelPort], transfers: Transfers | None) -> None:
-        """`channels` lead to the other ranks; `transfers` are the device's, None if it has none."""
+        """`channels` lead to the other ranks; `transfers` copy to and from the device, or None."""
         self.dropped: deque[int] = deque()
         """The numbers of those pieces that the other ranks may unmap."""
         self._channels = channels
@@ -165,8 +165,8 @@ class SharedMemory:
         return piece and (piece[0], address_of(data) - begin, data.nbytes)
 
     def lend(self, data: memoryview, loan: Loan) -> tuple[int, ...]:
-        """Share `data`, or a copy, with a rank until `taken`; return the place as `where` does, or
-        an empty tuple if memory is short."""
+        """Share `data`, or a copy of it, with a rank until `taken`. Return the place as `where`
+        does, or an empty tuple if shared memory is short."""
         where = self.where(data)
         if where is None:
             copy = self.take(len(data))
@@ -223,8 +223,8 @@ def shared_by(channels: Sequence[ChannelPort]) -> SharedMemory | None:
 
 
 class SharedRoom:
-    """Memory for the body that one call exports, and for the other ranks' parts until these are
-    copied into it."""
+    """Memory for the body that one call exports, and for the other ranks' parts. Each part is
+    copied into the body when it arrives."""
 
     def __init__(self, memory: SharedMemory, channels: Sequence[ChannelPort], number: int) -> None:
         self._memory = memory
@@ -235,8 +235,8 @@ class SharedRoom:
         """The body, complete once all parts have arrived; None if the ranks send their parts."""
 
     def take(self, n_bytes: int) -> memoryview | None:
-        """Take memory for the body and return rank 0's part; tell the other ranks where to write
-        theirs. Return None if they send their parts instead."""
+        """Take memory for the body, say to the other ranks where to write their parts, and return
+        rank 0's part of the memory. Return None if the other ranks send their parts instead."""
         places: dict[int, tuple[int, ...]] = {}
         try:
             for channel in self._channels:
@@ -252,7 +252,7 @@ class SharedRoom:
         return None if self.whole is None else self.whole[:n_bytes]
 
     def arrived(self, rank: int, *, written: bool) -> None:
-        """Record whether another rank has `written` its part."""
+        """Copy a rank's part into the body if the rank has `written` it; free the part's memory."""
         part = self._parts.pop(rank, None)
         if written and part is not None and self.whole is not None:
             _copy(part, self.whole[rank * len(part) :])
@@ -260,7 +260,7 @@ class SharedRoom:
 
 def _copy(data: memoryview, to: memoryview) -> None:
     """Copy on several threads, because one thread is slower than memory. Python threads keep
-    running."""
+    running meanwhile."""
     source, target, step = address_of(data), address_of(to), -(-len(data) // _COPY_THREADS)
 
     def copy(at: int) -> None:
@@ -294,7 +294,7 @@ class GatheredBody:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A target on the other ranks: the number of the `loading` call, and the target's number."""
+    """A target on the other ranks: the number of the `loading` call, and of the target in it."""
 
     channels: Sequence[ChannelPort]
     number: int

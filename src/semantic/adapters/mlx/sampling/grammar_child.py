@@ -3,7 +3,7 @@
 The process runs this file as a program: it imports llguidance and the standard library, never
 `semantic`. It reads frames (a length of four bytes, big-endian, then that many bytes) from its
 standard input: a header and the bytes of all tokens, then one grammar after the other. It answers
-each grammar with a frame that contains the grammar's error, or nothing. A grammar that exceeds a
+each grammar with a frame that contains the grammar's error, or no bytes. A grammar that exceeds a
 limit ends the process: by SIGPROF for CPU time, with `OUT_OF_MEMORY` or an abort for memory. For
 any other exit status, the process itself is to blame.
 """
@@ -75,8 +75,8 @@ def start(trie: LLTokenizer, source: str) -> LLMatcher:
 
 def next_mask(matcher: LLMatcher, trie: LLTokenizer) -> bytes:
     """Return the mask of the next token: one bit per token, lowest first. If the grammar forces
-    text, the tokenizer may spell it with special tokens, which the parser does not accept as text.
-    Then the mask allows only the first token of the text spelled without special tokens."""
+    text, the tokenizer may encode it with special tokens, which the parser does not accept as text.
+    Then the mask allows only the first token of an encoding without special tokens."""
     mask = matcher.compute_bitmask()
     if mask.count(0) != len(mask) - 1:
         return mask
@@ -131,7 +131,7 @@ def read_frame(source: IO[bytes]) -> bytes | None:
 
 
 class _Tokens:
-    """The interface that `TokenizerWrapper` expects: tokens, and how to spell text with them."""
+    """The interface that `TokenizerWrapper` expects: tokens, and how to encode text."""
 
     bos_token_id = None
 
@@ -165,7 +165,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _problem(trie: LLTokenizer, source: str, cpu_s: float, most: int) -> str:
-    """Return a grammar's error, or an empty text. Beyond a limit, the process ends."""
+    """Return a grammar's error, or an empty text. Exceeding a limit ends the process."""
     done = threading.Event()
     watch = threading.Thread(target=_watch, args=(done, most), daemon=True)
     watch.start()
@@ -184,7 +184,7 @@ def _watch(done: threading.Event, most: int) -> None:
 
 
 def _memory() -> int:
-    """Return the bytes of memory in use; on systems that do not tell, the most used so far."""
+    """Return the bytes of memory in use, or on systems that do not report it, the peak so far."""
     try:
         return int(_PAGES.read_text().split()[1]) * resource.getpagesize()
     except OSError:

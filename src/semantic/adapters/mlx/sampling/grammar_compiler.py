@@ -52,12 +52,12 @@ class _Compiled:
 
 
 class GrammarCompiler:
-    """Compiles the grammars of one model, with an LRU cache. Any thread may use it. A tenant's
-    grammars take equally long whatever other tenants compile, see `Grammar.tenant`."""
+    """Compiles the grammars of one model, with an LRU cache. Any thread may use it. The time that a
+    tenant's grammars take does not depend on what other tenants compile, see `Grammar.tenant`."""
 
     def __init__(self, tokenizer: object | None, eos: Collection[int], vocab_size: int) -> None:
-        """`tokenizer` is a Hugging Face tokenizer or mlx-lm's wrapper of one; if None, every
-        grammar is refused. `vocab_size` is the model's number of logits."""
+        """`tokenizer` is a Hugging Face tokenizer or mlx-lm's wrapper of it; with None, the
+        compiler refuses every grammar. `vocab_size` is the model's number of logits."""
         self._tokenizer = tokenizer
         self._eos = frozenset(eos)
         self._vocab_size = vocab_size
@@ -69,9 +69,9 @@ class GrammarCompiler:
         self._verdicts: Verdicts | None = None
 
     def guard(self, verdicts: Verdicts) -> None:
-        """From now on, compile only cheap grammars and grammars with a good verdict in `verdicts`;
-        `check` and `mask` compile the latter only if they are known to be quick. For other
-        grammars, raise the error in the verdict, or UncheckedGrammarError."""
+        """From now on, compile only cheap grammars and grammars with a good verdict in `verdicts`.
+        For other grammars, raise the error in the verdict, or UncheckedGrammarError. `check` and
+        `mask` compile grammars with a good verdict only if these are known to be quick."""
         self._verdicts = verdicts
 
     def schema_error(self, schema: str, tenant: str = "") -> str:
@@ -85,8 +85,8 @@ class GrammarCompiler:
         return problem
 
     def require_checked(self, schemas: Sequence[str], tenant: str = "") -> None:
-        """Raise UncheckedGrammarError, naming them, if some of a tenant's `schemas` need a check
-        first."""
+        """Raise UncheckedGrammarError, with the schemas in question, if some of a tenant's
+        `schemas` need a check first."""
         if self._verdicts is None:
             return
         expensive = [schema for schema in schemas if not is_cheap(schema)]
@@ -96,9 +96,9 @@ class GrammarCompiler:
             raise UncheckedGrammarError(unknown, compiles=False)
 
     def require_enforceable(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError if a client's `grammar` does not work by itself. As part of a
+        """Raise InvalidRequestError if a client's `grammar` is not valid by itself. As part of a
         larger grammar, it might fail only in mid-answer. Raises UncheckedGrammarError if the
-        grammar must be checked first."""
+        grammar needs a check first."""
         if self._verdicts is None:
             self.check(grammar)
             return
@@ -110,13 +110,13 @@ class GrammarCompiler:
 
     def check(self, grammar: Grammar) -> None:
         """Compile `grammar` and compute its first masks. Raises InvalidRequestError with the reason
-        if the engine cannot enforce it, and UncheckedGrammarError if it first needs a check or
-        `compile`."""
+        if the engine cannot enforce the grammar, and UncheckedGrammarError if the grammar first
+        needs a check or `compile`."""
         self._ready(grammar)
 
     def compile(self, grammar: Grammar) -> None:
-        """Compile `grammar`, which must have a good verdict, however long that takes. Raises the
-        same errors as `check`."""
+        """Compile `grammar`, which must have a good verdict, in any case, however long this takes.
+        Raises the same errors as `check`."""
         self._compile(grammar)
 
     def mask(self, grammar: Grammar, n_prompt: int) -> GrammarMask:
@@ -127,7 +127,7 @@ class GrammarCompiler:
         return GrammarMask(self.vocabulary, matcher, compiled.prefix, n_prompt)
 
     def _ready(self, grammar: Grammar) -> _Compiled:
-        """Return `grammar` compiled, from the cache or anew. Compiles only if that is quick,
+        """Return the compiled `grammar`, from the cache or anew. Compiles only quick grammars,
         because all requests wait for this thread."""
         with self._lock:
             found = self._compiled.get(grammar.tenant, grammar)
@@ -191,8 +191,8 @@ _OWN_OPTIONS = json.dumps({"x-guidance": JSON_SPACE})[1:-1]
 def is_cheap(text: str) -> bool:
     """Return whether a JSON schema, or our own grammar with schemas in it, is cheap to compile.
 
-    Judges by the text alone and errs on the safe side. A grammar is expensive if its automaton is
-    large, and only products make a large automaton from few characters: a remainder for each
+    Judges by the text alone and may refuse a cheap text. A grammar is expensive if its automaton is
+    large. Only products make a large automaton from few characters: a remainder for each
     `multipleOf`; the intersections that `allOf`, `oneOf` or several patterns form; references,
     which repeat their target; `anyOf`, each of whose branches repeats its surroundings; and a
     schema of additional properties, repeated for each name in `required`. Other features may repeat
@@ -214,8 +214,8 @@ def name_of(grammar: Grammar) -> str:
 
 
 def grammar_source(grammar: Grammar) -> str:
-    """Return `grammar` in llguidance's own notation. Raises InvalidRequestError if its text is too
-    long, not Unicode or not JSON."""
+    """Return `grammar` in llguidance's own notation. Raises InvalidRequestError for a text that is
+    too long, not Unicode or not JSON."""
     if len(grammar.text) > _MAX_GRAMMAR:
         raise InvalidRequestError(
             f"grammar: expected at most {_MAX_GRAMMAR} characters, got {len(grammar.text)}"

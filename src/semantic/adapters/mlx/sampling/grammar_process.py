@@ -1,6 +1,6 @@
 """A process that compiles grammars within limits on CPU time and memory.
 
-In llguidance, compiling cannot be interrupted and its cost has no limit: a schema of a few hundred
+llguidance cannot interrupt a compilation, and the cost has no limit: a schema of a few hundred
 bytes can take minutes and gigabytes. Starts, feeds and ends `grammar_child`.
 """
 
@@ -49,8 +49,8 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """Limits for one grammar: CPU seconds, bytes of memory, and the wall-clock seconds after which,
-    even on a busy machine, the process counts as stuck."""
+    """Limits for one grammar: CPU seconds, bytes of memory, and the wall-clock seconds after which
+    the process counts as stuck, even on a busy machine."""
 
     cpu_s: float = 2.0
     memory: int = 256 * _MIB
@@ -58,13 +58,13 @@ class ProcessLimits:
 
 
 class GrammarProcess:
-    """A `GrammarProbe` that compiles one grammar at a time. The first grammar starts the process;
-    after a grammar that ended the process, the next one starts another."""
+    """A `GrammarProbe` that compiles one grammar at a time. The first grammar starts the process.
+    If a grammar ends the process, the next grammar starts a new process."""
 
     def __init__(
         self, vocabulary: Callable[[], Vocabulary], limits: ProcessLimits | None = None
     ) -> None:
-        """`vocabulary` returns the model's vocabulary; it is called when a process starts."""
+        """`vocabulary` returns the model's vocabulary. Each start of a process calls it."""
         self._vocabulary = vocabulary
         self._limits = limits or ProcessLimits()
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class GrammarProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None if none is running."""
+        """The id of the process; None if no process is running."""
         with self._lock:
             return None if self._running is None else self._running.process.pid
 
@@ -182,7 +182,7 @@ class _Child:
         self.process.kill()
 
     def end(self) -> int:
-        """Close the pipes of a process that is ending, wait for it, and return its exit status."""
+        """Close the pipes of an ending process, wait for its end, and return its exit status."""
         _, self._said = self.process.communicate()
         return self.process.returncode
 

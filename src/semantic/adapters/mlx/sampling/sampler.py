@@ -29,8 +29,8 @@ _SEED_STRIDE = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Parameters that select the tokens to draw from, and weight them. Rows with equal filters
-    share one draw."""
+    """Parameters that select the tokens to draw from, and weight these tokens. Rows with equal
+    filters share one draw."""
 
     temperature: float
     top_p: float
@@ -86,8 +86,8 @@ def make_sampler(params: SamplingParams, drawn: int) -> Sampler:
 
 
 def draw(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
-    """Return a token id for each row, (rows,), from log-probabilities, (rows, vocab). Each token is
-    the one that the row's own sampler chooses; rows with equal filters share operations."""
+    """Return a token id for each row, (rows,), from log-probabilities, (rows, vocab): the token
+    that the row's own sampler would choose. Rows with equal filters share operations."""
     groups: dict[object, list[int]] = {}
     for row, sampler in enumerate(samplers):
         alike = sampler.filters if isinstance(sampler, SeededSampler) else sampler
@@ -118,7 +118,7 @@ def make_processors(params: SamplingParams, n_prompt: int) -> list[LogitsProcess
 
 def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
     """Return the log-probabilities of `token` and of the `n_top` most likely tokens, from
-    `logprobs`, (vocab,). The latter never include tokens of probability zero."""
+    `logprobs`, (vocab,). The most likely tokens never include tokens of probability zero."""
     top: tuple[tuple[int, float], ...] = ()
     if n_top:
         n_top = min(n_top, logprobs.shape[-1])
@@ -130,7 +130,7 @@ def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
 
 def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
     """Return, for each of `tokens`, its log-probability and those of the `n_top` most likely tokens
-    at its position. `logits` is (len(tokens), vocab) of any type; the log-softmax is in fp32.
+    at its position. `logits`, (len(tokens), vocab), may have any dtype; the log-softmax is in fp32.
     Raises NotFiniteError if the logits at a position contain NaN or infinity."""
     mx.eval(logits)
     scores: list[TokenLogprob] = []
@@ -141,10 +141,10 @@ def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[To
 
 
 def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcessor:
-    """OpenAI's penalties: `presence` once per distinct token in the answer, `frequency` per
-    occurrence. mlx-lm's penalties, in contrast, count prompt tokens too, and only recent tokens.
-    Steps carry the counts along; the first call counts all earlier tokens, so a preemption changes
-    no penalty."""
+    """Return a processor for OpenAI's penalties: `presence` counts once per distinct token in the
+    answer, `frequency` once per occurrence. mlx-lm's penalties count prompt tokens too, and only
+    recent tokens. Steps carry the counts along. The first call counts all earlier tokens, so a
+    preemption changes no penalty."""
     counts: mx.array | None = None
     counted = n_prompt
 
@@ -171,9 +171,9 @@ def _draw_alike(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
 
 
 def _categorical(logits: mx.array, keys: mx.array) -> mx.array:
-    """`mx.random.categorical` for each row of (rows, vocab) separately, with its key in (rows, 2).
-    MLX uses one key for all rows, so a row's draw depends on the other rows; this function draws
-    each row as if it were alone."""
+    """Like `mx.random.categorical`, but draw each row of (rows, vocab) with its own key in (rows,
+    2). MLX uses one key for all rows, so a row's draw depends on the other rows; this function
+    draws each row as if it were alone."""
     logits = logits.astype(mx.float32)
     top = mx.max(logits, axis=-1, keepdims=True)
     certain = (logits == top).astype(mx.float32)

@@ -24,8 +24,8 @@ _BITS = mx.array(list(range(8)), dtype=mx.uint8)  # never evaluated: any thread 
 
 
 class Vocabulary:
-    """The tokens of one model as bytes, and masks over them; built once per model. A model may have
-    more logits than its tokenizer has tokens; masks never allow the surplus."""
+    """The tokens of one model as bytes, and masks over these tokens; built once per model. A model
+    may have more logits than its tokenizer has tokens; masks never allow the surplus."""
 
     def __init__(self, tokenizer: object, eos: Collection[int], size: int) -> None:
         """`size` is the model's number of logits. Takes about a second for 150,000 tokens. Raises
@@ -67,7 +67,7 @@ class Vocabulary:
 class FreePrefix:
     """Unconstrained text before a grammar, up to and including `mark`.
 
-    Matches bytes, so it does not matter how the mark is split into tokens. A state is the part of
+    Matches bytes, because several sequences of tokens may form the mark. A state is the part of
     `mark` written so far. The token mask excludes EOS, and tokens that would continue after the end
     of `mark`, because the text there belongs to the grammar.
     """
@@ -120,8 +120,8 @@ class GrammarMask:
         self._failure: tuple[int, str] | None = None
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Return `logits`, (1, vocab), for the token after `tokens`, with minus infinity for
-        forbidden tokens."""
+        """Return `logits`, (1, vocab), for the token after `tokens`. Forbidden tokens get minus
+        infinity."""
         # Reading the newest token waits until MLX has it; meanwhile MLX goes on to the logits.
         async_eval(logits)
         for token in cast(list[int], tokens[self._seen :].tolist()):
@@ -131,7 +131,7 @@ class GrammarMask:
 
     def failure_at(self, position: int) -> str | None:
         """Return why the grammar failed at or before token `position`, counted from the prompt's
-        start; None if it did not fail."""
+        start; None if the grammar did not fail."""
         if self._failure is None or position < self._failure[0]:
             return None
         return self._failure[1]

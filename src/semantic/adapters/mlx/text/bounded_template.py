@@ -1,7 +1,7 @@
 """Limits on time and size for rendering chat templates, which come with downloaded models.
 
-Replaces transformers' Jinja environment with one that counts turns of loops, and the characters of
-values and of the rendered text. Knows nothing about messages or tokens.
+Replaces transformers' Jinja environment. The new environment counts turns of loops, and the
+characters of values and of the rendered text. Knows nothing about messages or tokens.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class TemplateLimitError(InvalidRequestError):
 
 
 class _Budget(threading.local):
-    """Time and sizes used by the rendering on this thread. `ends` is None while nothing is being
-    rendered."""
+    """Time and sizes that the rendering on this thread has used. `ends` is None while this thread
+    renders nothing."""
 
     ends: float | None = None
     turns = 0
@@ -76,8 +76,8 @@ _budget = _Budget()
 
 @contextmanager
 def bounded_rendering() -> Iterator[None]:
-    """Until the `with` block ends, make rendering in this thread raise TemplateLimitError once it
-    exceeds a limit."""
+    """Until the `with` block ends, make rendering in this thread raise TemplateLimitError once the
+    rendering exceeds a limit."""
     _budget.turns = _budget.characters = _budget.made = 0
     _budget.ends = time.thread_time() + _SECONDS
     try:
@@ -126,7 +126,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(value[slice(*bounds)], _REFERENCE)
 
     def turn(self, n_characters: int, n_parts: int) -> str:
-        """Count a loop's turn or macro's call with a text of `n_characters` and lists of
+        """Count a turn of a loop, or a call of a macro, with a text of `n_characters` and lists of
         `n_parts`."""
         if _budget.ends is not None:
             _budget.turns += 1
@@ -206,7 +206,7 @@ def _count(value: T) -> T:
 
 
 class _Measure(NamedTuple):
-    """Lower bounds for a value as text: its number of parts, their nesting depth, its
+    """Lower bounds for a value as text: its number of parts, their nesting depth, its number of
     characters."""
 
     parts: int
@@ -215,7 +215,7 @@ class _Measure(NamedTuple):
 
 
 def _measure(value: object) -> _Measure:
-    """Measure a value. Raises TemplateLimitError as soon as the value is too large, since a list
+    """Measure a value. Raises TemplateLimitError as soon as the value is too large, because a list
     that repeats parts may be larger than memory."""
     level: list[object] = [value]
     n_parts = depth = n_characters = 0
@@ -294,8 +294,8 @@ def _check_format(text: str) -> None:
 
 
 def _has_nested_field(text: str) -> bool:
-    """Return whether a format takes a width from an argument, as in `{:{}}`. Allows doubled
-    braces."""
+    """Return whether a format takes a width from an argument, as in `{:{}}`. Doubled braces do not
+    count."""
     try:
         return any("{" in (spec or "") for _, _, spec, _ in Formatter().parse(text))
     except ValueError:
@@ -303,7 +303,7 @@ def _has_nested_field(text: str) -> bool:
 
 
 def _check_numbers(called: object, given: Iterable[object]) -> None:
-    """Refuse large numbers that may be a width or a count, unlike numbers to format."""
+    """Refuse large numbers that may be a width or a count; allow large numbers to format."""
     too_large = any(isinstance(one, int) and abs(one) > _LARGEST_NUMBER for one in given)
     if too_large and _name(called) not in _FORMATS:
         raise TemplateLimitError("the chat template calls a function with too large a number")
@@ -372,7 +372,7 @@ def _checked(function: Callable[..., T]) -> Callable[..., T]:
 
 
 class _Filters(dict[str, Callable[..., object]]):
-    """An environment's filters, each with checks, even if added later, as by transformers."""
+    """An environment's filters, all with checks, including those that transformers adds later."""
 
     def __init__(self, filters: Mapping[str, Callable[..., object]]) -> None:
         super().__init__({name: _checked(one) for name, one in filters.items()})

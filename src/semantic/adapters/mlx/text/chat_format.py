@@ -60,9 +60,9 @@ _ANSWER_TEXT = "y"
 
 class IncrementalRenderer:
     """Continues chats without rendering their history, if a trial shows that this works for the
-    template. `is_supported` is True if the tokens after an answer do not depend on the history,
-    `preserves_history` if a full rendering shows earlier answers and thoughts as they were
-    generated."""
+    template. `is_supported` is True if the tokens after an answer do not depend on the history.
+    `preserves_history` is True if a full rendering shows earlier answers and thoughts as the model
+    generated them."""
 
     def __init__(
         self,
@@ -140,8 +140,8 @@ class IncrementalRenderer:
         return self.loops_only or last[0] != last[1]
 
     def _preserves_history(self, *, thinks: bool) -> bool:
-        """Return whether an answer looks as generated in a rendering, even before a later
-        question."""
+        """Return whether a rendering shows an answer as generated, even if a later question
+        follows."""
         question = Message("user", "probe1")
         answer, other = (Message("assistant", "probe2", thought) for thought in ("no", "yes"))
         try:
@@ -194,7 +194,7 @@ class MLXChatFormat:
         parsers: Parsers | None = None,
     ) -> None:
         """`grammars` compiles grammars for answers, and may refuse schemas that are not checked
-        yet; `parsers` take precedence over the tokenizer's files. Raises InvalidRequestError if
+        yet. `parsers` take precedence over the tokenizer's files. Raises InvalidRequestError if
         `parsers` has a call parser but the template has no tools."""
         inner = tokenizer.inner
         self._grammars = grammars or GrammarCompiler(None, (), 0)
@@ -312,8 +312,8 @@ class MLXChatFormat:
         return "the chat template keeps history unchanged"
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
-        """See `ChatFormat.call_grammar`. If the prompt opens a thought, the grammar applies after
-        it. If the model may open a thought itself, the grammar begins with an optional thought."""
+        """See `ChatFormat.call_grammar`. The grammar applies after a thought that the prompt opens.
+        If the model may open a thought itself, the grammar begins with an optional thought."""
         _check_choice(chat)
         schemas = [json.dumps(schema) for schema in enforced_schemas(chat)]
         self._grammars.require_checked(schemas, tenant)
@@ -327,9 +327,9 @@ class MLXChatFormat:
         return call_grammar(chat, self._language(chat), arguments, after=after)
 
     def _arguments(self, tenant: str, tool: Tool) -> JsonSchema:
-        """Return the schema to enforce for the arguments of `tool`: its own if the engine can
-        enforce it; otherwise one for any object. Unless it can, raises InvalidRequestError for a
-        strict tool."""
+        """Return the schema to enforce for the arguments of `tool`: the tool's own schema if the
+        engine can enforce it; otherwise a schema for any object. For a strict tool, raises
+        InvalidRequestError instead."""
         schema = arguments_schema(tool)
         if tool.strict:
             self._check_schema(schema, f"the parameters of {tool.name}", tenant)
@@ -352,7 +352,7 @@ class MLXChatFormat:
         )
 
     def _spelled(self, mark: str) -> SpelledMark:
-        """Return `mark` as a series of texts and added tokens, to which a grammar refers by id."""
+        """Return `mark` as a series of texts and ids of added tokens, as a grammar needs it."""
         pieces: list[int | str] = []
         at = 0
         while at < len(mark):
@@ -428,7 +428,7 @@ class MLXChatFormat:
 
 
 def _template_source(chat_template: object) -> str:
-    """Return the text of a template, or of several named templates."""
+    """Return the text of a template, or the joined texts of several named templates."""
     if isinstance(chat_template, dict):
         return "\n".join(map(str, chat_template.values()))
     return chat_template if isinstance(chat_template, str) else ""
@@ -443,8 +443,8 @@ def _options(options: Mapping[str, object], escaper: Escaper) -> dict[str, objec
 
 
 def _texts(chat: Chat) -> Iterator[str]:
-    """Yield a chat's texts in all forms that templates may write: none may contain a
-    placeholder."""
+    """Yield all texts of a chat, in every form that templates may write. A placeholder must not
+    occur in these texts."""
     for message in chat.messages:
         yield from (message.content, message.reasoning, message.name or "")
         yield message.tool_call_id or ""

@@ -1,4 +1,4 @@
-"""Features of a model's chat template, detected by trial when it is loaded.
+"""Features of a model's chat template, detected by trial when the template is loaded.
 
 The trials do not depend on any chat, so a message has the same text in all renderings and a growing
 chat keeps its prefix. Knows messages; knows nothing about tokens.
@@ -55,9 +55,9 @@ class TemplateFeatures:
     """The features that a template supports.
 
     `tools`: it renders tools, their calls and results; with `writes_calls`, calls must be part of
-    the answer's text, because it does not render them. `text_arguments`: it expects a call's
+    the answer's text, because it does not render calls. `text_arguments`: it expects a call's
     arguments as JSON text. `any_arguments`: it renders arguments that are not objects, as text.
-    `ids`: the ids of calls that it accepts: all, those of nine letters and digits, or those that
+    `ids`: the ids of calls that it accepts: all ids, ids of nine letters and digits, or ids that
     contain the tool's name. `single_calls`: an answer may contain only one call. `splits_text`: the
     text of an answer with a call must be in an answer of its own. `thought_or_text`: an answer with
     a call may have either reasoning or a text. `developer`: there is a developer role.
@@ -66,7 +66,7 @@ class TemplateFeatures:
     `user_after_result`: a user's text may follow the result of a call. `orphan_results`: a result
     may come without a call. `empty_answers`: an answer may be empty. `parts`: contents must be
     lists of parts. `loses_users`: it leaves out users' texts. `lists_tools`: it requires a list of
-    tools, which may be empty. `unread_calls`: it renders tools, but no parser understands their
+    tools, which may be empty. `unread_calls`: it renders tools, but no parser understands its
     calls.
     """
 
@@ -93,7 +93,7 @@ class TemplateFeatures:
 
 
 def in_parts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Return `messages`, with each content as a list with one part."""
+    """Return `messages` with each content as a list of one part."""
     return [
         {**message, "content": [{"type": "text", "text": message["content"]}]}
         for message in messages
@@ -104,8 +104,8 @@ def detect_features(
     apply: Apply, source: str, *, parses_calls: bool, numbered_ids: bool = False
 ) -> TemplateFeatures:
     """Detect by trial what a template supports. `source` is its text, empty if it is Python code.
-    Unless `parses_calls`, no parser understands its calls, and it counts as a template without
-    tools. With `numbered_ids`, it needs ids of calls that contain the tool's name."""
+    Without `parses_calls`, no parser understands the template's calls, and the template counts as
+    having no tools. With `numbered_ids`, it needs ids of calls that contain the tool's name."""
     probe = _Probe(apply)
     is_lost = not probe.renders_users()
     parts = is_lost and _Probe(apply, parts=True).renders_users()
@@ -192,7 +192,7 @@ def _contents(messages: Sequence[TemplateMessage]) -> list[str]:
 
 
 class _Probe:
-    """Renders small chats and checks that everything in them appears."""
+    """Renders small chats and checks that all their texts appear."""
 
     def __init__(
         self, apply: Apply, *, parts: bool = False, no_tools: list[TemplateMessage] | None = None
@@ -210,7 +210,7 @@ class _Probe:
         return self._text([_message("user", 1)], None) is not None
 
     def renders(self, *roles: str) -> bool:
-        """Return whether messages with these roles appear in order; the role "" is an empty
+        """Return whether messages with these roles appear in order. The role "" stands for an empty
         answer."""
         messages = _messages(roles)
         text = self._text(messages, None)
@@ -229,7 +229,7 @@ class _Probe:
         return text is not None and text != self._text(question, None) and "probetool" in text
 
     def renders_results(self) -> bool:
-        """Return whether the result of a call that is in an answer's text appears."""
+        """Return whether the result of a call appears if the call is in an answer's text."""
         messages = [_message("user", 1), _message("assistant", 2), _message("tool", 3)]
         text = self._text(messages, [_TOOL])
         return text is not None and _in_order(text, _contents(messages))

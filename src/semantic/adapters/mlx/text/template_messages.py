@@ -1,6 +1,6 @@
 """Turns chats into messages that one model's template supports; unsupported parts become text.
 
-A template without tools, calls or system messages gets them as text in the form that most open
+If a template lacks tools, calls or system messages, they become text in the form that most open
 models have been trained on: JSON between marks. Knows nothing about templates' sources or tokens.
 """
 
@@ -106,7 +106,7 @@ def _marked(mark: str, content: str) -> str:
 
 
 class _Writer:
-    """Writes messages one by one. No message depends on a later one."""
+    """Writes messages one by one. No message depends on a later message."""
 
     def __init__(self, features: TemplateFeatures, escape: Escape, write: WriteCalls) -> None:
         self._features = features
@@ -129,7 +129,7 @@ class _Writer:
             self._add_system("system", "")
 
     def end_calls(self) -> None:
-        """Add the calls that the last answer may not contain and that got no result."""
+        """Write the calls left out of the last answer, each as an answer of its own."""
         while self._later:
             self._add_later()
 
@@ -175,7 +175,7 @@ class _Writer:
         self._append({"role": "user", "content": content} | self._name_field(name))
 
     def _end_open_calls(self) -> None:
-        """Add results to calls that have none because a user wrote before the results came."""
+        """Add results to the calls without results, because a user wrote before these came."""
         for call in list(self._open):
             self._add_result(Message("tool", _NO_RESULT, tool_call_id=call.id))
 
@@ -268,7 +268,7 @@ class _Writer:
         return self._escape(call.id if is_own else f"functions.{call.name}:{self._n_calls}")
 
     def _id(self, call_id: str) -> str:
-        """Return the id of a call, and of its result, that the template accepts."""
+        """Return the id that the template accepts for a call and for its result."""
         if call_id in self._ids:
             return self._ids[call_id]
         if self._features.ids != "short":
@@ -289,7 +289,7 @@ class _Writer:
         self.messages[-1]["content"] = f"{self.messages[-1]['content']}\n\n{content}"
 
     def _append(self, message: TemplateMessage) -> None:
-        """Append a message, or merge it into the last one if roles must alternate."""
+        """Append a message, or merge it into the last message if roles must alternate."""
         last = self.messages[-1] if self.messages else None
         merges = (
             last is not None

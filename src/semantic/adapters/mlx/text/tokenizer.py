@@ -34,8 +34,8 @@ _BYTES: Final = {chr(byte): byte for byte in _PRINTABLE} | {
 
 
 def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], str]:
-    """Return the same function as a tokenizer's `decode`, without its Python code if that only
-    costs time."""
+    """Return a tokenizer's `decode`. Leaves out its Python code if that code does not change the
+    result."""
     backend = _backend(decode)
     if backend is None:
         return decode
@@ -44,8 +44,8 @@ def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], st
 
 
 def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes] | None:
-    """Return a function that looks up a token's bytes for the tokenizer with this `decode`; None if
-    that is impossible. An unknown token has no bytes. Looks up each token only once."""
+    """Return a function that returns a token's bytes for the tokenizer with this `decode`; None if
+    that is impossible. An unknown token has no bytes. The function caches its results."""
     backend = _backend(decode)
     if backend is None or type(backend.decoder) is not ByteLevel:
         return None
@@ -54,7 +54,7 @@ def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes
 
 
 def _bytes(spelling: str) -> bytes:
-    """Return the bytes for a token's characters; an added token may consist of other characters."""
+    """Return the bytes for a token's characters. An added token may have characters of its own."""
     try:
         return bytes(_BYTES[character] for character in spelling)
     except KeyError:
@@ -62,7 +62,7 @@ def _bytes(spelling: str) -> bytes:
 
 
 def _backend(decode: Callable[[list[int]], str]) -> Tokenizer | None:
-    """Return the decoder that `decode` calls; None if transformers changes its text."""
+    """Return the decoder that `decode` calls; None if transformers changes the decoder's text."""
     owner = getattr(decode, "__self__", None)
     if not isinstance(owner, PreTrainedTokenizerFast):
         return None
@@ -75,8 +75,8 @@ def _backend(decode: Callable[[list[int]], str]) -> Tokenizer | None:
 
 
 def _cleans(tokenizer: PreTrainedTokenizerFast, backend: Tokenizer) -> bool:
-    """Return whether the tokenizer drops spaces before punctuation; for BPE, that is not the
-    default."""
+    """Return whether the tokenizer drops spaces before punctuation, which is not the default for
+    BPE."""
     if not tokenizer.clean_up_tokenization_spaces:
         return False
     told = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
@@ -169,8 +169,8 @@ class MLXTokenizer:
 
     def _require_soon(self, text: str) -> None:
         """Raise InvalidRequestError if the longest run of spaces, or of other characters, would
-        take too long: some models' patterns take time proportional to the square of its length, and
-        cannot be stopped."""
+        take too long. Some models' patterns take time proportional to the square of the run's
+        length, and cannot be stopped."""
         if len(text) <= _LONG_RUN:
             return
         run = max(_RUN.finditer(text), key=lambda one: one.end() - one.start())
@@ -203,7 +203,7 @@ class MLXTokenizer:
         return StreamingDetokenizer(self.decode, self._some_text).whole(token)
 
     def detokenizer(self, after: Sequence[int] = ()) -> ByteDetokenizer | StreamingDetokenizer:
-        """See `Tokenizer.detokenizer`. After a special token, a text begins anew."""
+        """See `Tokenizer.detokenizer`. After a special token, a new text begins."""
         if self._bytes_of is None:
             begins = bool(after) and after[-1] in self._special
             return StreamingDetokenizer(self.decode, () if begins else after)
@@ -261,7 +261,7 @@ class SpecialTokens:
         self._adds_space = encode("a") != self._encode_after_newline("a")
 
     def encode(self, text: str, escaper: Escaper) -> list[int]:
-        """Return the tokens of a rendered chat whose texts were escaped by `escaper`."""
+        """Return the tokens of a rendered chat in which `escaper` has escaped the texts."""
         pieces = escaper.placeholder.split(text)
         tokens = self._encode(pieces[0])
         for at, piece in enumerate(pieces[1:], start=1):
@@ -293,7 +293,7 @@ class Escaper:
     """Replaces special tokens in the texts of one chat with placeholders."""
 
     def __init__(self, special_tokens: SpecialTokens, texts: Iterable[str]) -> None:
-        """`texts` are all texts in the chat; none of them contains any placeholder."""
+        """`texts` are all texts in the chat. Placeholders are words that do not occur in them."""
         self._special_tokens = special_tokens
         self._word = _word_not_in([text for text in texts if "hiddentext" in text])
         self.placeholder = re.compile(f"{self._word}([0-9]+)z")
