@@ -71,7 +71,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFailed:
-    """Why the text between a tool call's marks is not a tool call. A `TextDelta` of it follows."""
+    """Why the text between a tool call's marks is not a tool call. `TextDelta`s with it follow."""
 
     problem: str
 
@@ -102,7 +102,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """The last event. `stop_string` is the stop string that ended the answer; None if none did."""
+    """The last event. `stop_string` is the stop string that ended the answer, or None."""
 
     reason: AnswerReason
     usage: Usage

@@ -49,12 +49,12 @@ class RequestError(SemanticError):
 
 
 class InvalidRequestError(RequestError, ValueError):
-    """A field of the request is wrong; the message names it and the expected value."""
+    """A field of the request is wrong; the message names the field and the expected value."""
 
 
 class ContextOverflowError(RequestError, ValueError):
     """The prompt plus at least one token of an answer exceeds the model's context. `prompt_tokens`
-    may be a lower bound; `is_chat`: the prompt is a conversation."""
+    may be a lower bound. `is_chat` says that the prompt is a conversation."""
 
     def __init__(
         self, message: str, *, prompt_tokens: int, limit: int, is_chat: bool = True
@@ -157,8 +157,8 @@ class ModelLoadError(OperatorError, RuntimeError):
 
 
 class StoreError(OperatorError, OSError):
-    """A store cannot be opened: foreign, unsafe, or of a newer format. Its folder is unchanged."""
+    """A store cannot be opened: foreign, unsafe, or of a newer format. Opening changes nothing."""
 
 
 class IntegrityError(OperatorError, RuntimeError):
-    """Internal counts disagree. Never caused by input: report it as a bug."""
+    """Internal counts disagree. Input never causes this error: report it as a bug."""

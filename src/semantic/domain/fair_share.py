@@ -20,8 +20,8 @@ V = TypeVar("V")
 
 class FairShare:
     """Tracks how much each tenant has used, in any unit. A tenant gets no credit for the time in
-    which it wants nothing. For two tenants that always want something, the uses differ by at most
-    the largest cost of each."""
+    which it wants nothing. If two tenants always want something, each exceeds the other's use by at
+    most its own largest cost."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
@@ -110,7 +110,7 @@ class FairRoom:
         self._tenants[tenant] += n
 
     def give(self, tenant: str, n: int) -> None:
-        """Record that the tenant returned `n`; it must hold at least as much."""
+        """Record that the tenant, which must hold at least `n`, returned `n`."""
         self.used -= n
         self._tenants[tenant] -= n
         if not self._tenants[tenant]:

@@ -35,7 +35,7 @@ _NUMBER = "~"
 class Identity:
     """The agent that sends a request, as its client names it. `client` is the program, or "" if
     unknown. `agent` is one of several agents in `session`, or None for the session's main agent.
-    `parent` is the name of the agent that started this one. `shared` is true if several
+    `parent` is the name of the agent that started this agent. `shared` is true if several
     conversations use the identity at once, for example if it names a user."""
 
     session: str

@@ -9,7 +9,7 @@ from semantic.domain.request_parts import Difference
 
 
 class MatchEnd(StrEnum):
-    """The reason why a prompt's reusable prefix ended at its last token."""
+    """The reason why a prompt's reusable prefix is not longer."""
 
     COMPLETE = "complete"
     """The request reused everything cached for this agent."""

@@ -1,6 +1,6 @@
 """Prefix matching: how many tokens of an agent's cache a new prompt can reuse. Reuse never changes
-an answer: reused tokens are equal, at the same positions, and every layer's cache can be cut to
-them."""
+an answer: reused tokens are equal, at the same positions, and every layer's cache can be cut to the
+reused tokens."""
 
 from __future__ import annotations
 

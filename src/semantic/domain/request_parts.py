@@ -105,7 +105,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class MessageDigest:
-    """A message: a digest of its content, and a digest of its reasoning ("" if it has none)."""
+    """A message: a digest of its content, and a digest of its reasoning ("" without reasoning)."""
 
     role: Role
     digest: str

@@ -273,7 +273,7 @@ class BlockPool:
         return self._held.setdefault(agent_id, {})
 
     def _settle(self, agent_id: str) -> None:
-        """Update whether `agent_id` is a busy holder, after its blocks or caches changed."""
+        """Add `agent_id` to the busy holders or remove it, after its blocks or caches changed."""
         if not self._held.get(agent_id):
             self._held.pop(agent_id, None)
         if agent_id in self._held and agent_id not in self._idle:

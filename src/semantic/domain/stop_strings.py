@@ -54,7 +54,7 @@ class StopStrings:
         return self.matched is not None
 
     def push(self, text: str) -> str:
-        """Add `text`; return the text that can be sent; set `matched` at a whole stop string."""
+        """Add `text`; return the text that can be sent. A complete stop string sets `matched`."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         self._pending += text
@@ -82,8 +82,8 @@ class StopStrings:
         return text
 
     def _first(self, marks: Sequence[str]) -> tuple[int, str]:
-        """Return where the first complete mark begins, and the mark. Without one, return how many
-        characters can be sent, and ""."""
+        """Return the position of the first complete mark, and the mark. Without a complete mark,
+        return the number of characters that can be sent, and ""."""
         text = self._pending
         found = [(text.find(mark) + len(mark), mark) for mark in marks if mark in text]
         if not found:

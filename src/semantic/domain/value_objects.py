@@ -367,7 +367,7 @@ class TokenEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefillEvent:
-    """The request's cache contains `done` of `total` prompt tokens; 0 after a preemption."""
+    """The cache contains `done` of `total` prompt tokens; `done` is 0 after a preemption."""
 
     uid: str
     agent_id: str

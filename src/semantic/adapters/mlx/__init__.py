@@ -53,8 +53,8 @@ def blas_kernel() -> str:
 
 def keep_file_limit() -> None:
     """Make `mlx_lm.utils` raise only the soft limit on open files, as far as the hard limit allows.
-    On import it would set the limits to 2,048 and 4,096, even if they were higher. A process cannot
-    raise its hard limit again, and a server has one connection per agent."""
+    On import, that module would set the limits to 2,048 and 4,096, even from higher values. A
+    process cannot raise its hard limit again, and a server has one connection per agent."""
     set_limits = resource.setrlimit
 
     def setrlimit(which: int, limits: tuple[int, int], /) -> None:

@@ -362,7 +362,7 @@ class MLXBackend:
         return sampled
 
     def _read(self, emitted: Emitted) -> SampledToken:
-        """Return an emitted token with its log-probabilities. `length` does not count it yet."""
+        """Return an emitted token with its log-probabilities. `length` does not count the token."""
         sequence, token, logprobs, finite = emitted
         if not finite:
             return SampledToken(sequence, token, finite=False)

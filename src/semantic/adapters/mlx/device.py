@@ -35,8 +35,8 @@ _WARNED_PART = 16
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Files of a cgroup version that describe a control group's memory: its limit and its use. The
-    system may drop the memory that the names `droppable` count in the file `stat`."""
+    """The files in which a cgroup version reports a control group's memory: its limit and its use.
+    `droppable` are the names in the file `stat` of memory that the system may drop at any time."""
 
     root: Path
     limit: str
@@ -145,7 +145,7 @@ def _children() -> list[str]:
 
 
 def anonymous_bytes(process: str) -> int:
-    """Return a process's resident bytes on Linux, without pages of files; 0 if it has ended."""
+    """Return a process's resident bytes on Linux, without pages of files; 0 once ended."""
     try:
         status = (_PROC / process / "status").read_text(encoding="ascii", errors="replace")
     except OSError:

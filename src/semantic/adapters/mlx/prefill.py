@@ -45,8 +45,7 @@ class Prefill:
     methods without a docstring see `BatchBackend`."""
 
     def __init__(self, model: Module, reusable: int | None) -> None:
-        """Only keys after the first `reusable` tokens depend on the chunks; if None, no key
-        does."""
+        """Keys after the first `reusable` tokens depend on the chunks; if None, no keys do."""
         self._model = model
         self._reusable = reusable
 

@@ -54,7 +54,7 @@ class BatchRows:
 
     @property
     def states(self) -> list[mx.array]:
-        """States to evaluate with a step, because its logits do not depend on all states."""
+        """New states of a step, to evaluate with its logits, which do not depend on all states."""
         return states(self.layers)
 
     def join(self, sequences: Sequence[Sequence[LayerCache]]) -> None:
@@ -144,8 +144,8 @@ class NewSequence:
 class Emitted(NamedTuple):
     """A sequence's sampled token and the log-probabilities, (vocab,).
 
-    After this token, a cache that `DecodeBatch.leave` returns contains the token. If the model's
-    logits, before processors, contain NaN or infinity, `finite` is False and the token arbitrary.
+    If the sequence leaves the batch now, its caches contain the token. If the model's logits,
+    before processors, contain NaN or infinity, `finite` is False and the token arbitrary.
     """
 
     sequence: SequenceId
@@ -173,8 +173,8 @@ class DecodeBatch(Protocol):
         """Add sequences to the next step."""
 
     def settle(self) -> None:
-        """Append tokens to the caches if `step` emitted them before the step that appends them.
-        `leave` does the same. If `settle` fails, the batch must not be used any more."""
+        """Append to the caches, as `leave` does, tokens that `step` returned before a step of the
+        model appended them. If `settle` fails, the batch must not be used any more."""
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
         """Return the sampled token that is not yet emitted and that `settle` does not put into the

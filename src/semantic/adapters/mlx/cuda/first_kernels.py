@@ -39,7 +39,7 @@ def begin() -> None:
 
 
 def wait() -> None:
-    """Wait until all processes started by `begin` have ended, so that none takes device memory."""
+    """Wait until all processes that `begin` started have ended and take no more device memory."""
     while _running:
         _running.pop().wait()
 

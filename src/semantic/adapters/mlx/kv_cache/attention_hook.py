@@ -62,7 +62,7 @@ _Ragged = RaggedBatch[FullCache]
 
 
 def _latent_attention(call: _Call) -> _Call:
-    """DSA's attention, whose indexer chooses among the latents that were fetched before."""
+    """Wrap DSA's attention, so that its indexer chooses among latents that it has fetched."""
 
     def attend(
         self: Module,
@@ -80,7 +80,7 @@ def _latent_attention(call: _Call) -> _Call:
 
 
 def _indexer(call: _Call) -> _Call:
-    """DSA's indexer: keeps only each row's chosen latents, so attention need not choose."""
+    """Wrap DSA's indexer to keep only each row's chosen latents, so attention need not choose."""
 
     def choose(
         self: Module, x: mx.array, qr: mx.array, mask: mx.array | None, cache: object = None
@@ -110,7 +110,7 @@ def _taken(tokens: mx.array, chosen: mx.array | None) -> mx.array:
 
 
 def _block_mask(call: _Call) -> _Call:
-    """Return MiniMax M3's choice of blocks as one mask per row."""
+    """Wrap MiniMax M3's choice of blocks to return one mask per row."""
 
     def choose(
         self: Module, x: mx.array, mask: mx.array | None, offset: object, cache: object
@@ -127,7 +127,7 @@ def _block_mask(call: _Call) -> _Call:
 
 
 def _position(call: _Call) -> _Call:
-    """A rotary embedding whose frequencies depend on the sequence's length."""
+    """Wrap a rotary embedding whose frequencies depend on the length, to rotate row by row."""
 
     def turn(self: Module, x: mx.array, offset: int | mx.array = 0) -> object:
         if not isinstance(offset, mx.array) or not offset.ndim:
@@ -257,9 +257,9 @@ def _decode_on_cpu(
     """Attend one query per sequence, with all query heads of a KV head in one matrix product.
 
     MLX's CPU attention reads the keys once per query head; with grouped heads, keys are read only
-    once. Keys are the left operand, which a product with few columns reads in order. As the right
-    operand, MLX would first transpose and pack the keys. For each row, `added` has an array, (1,
-    heads, 1, tokens), that is added to the scores or masks them, or None.
+    once. Keys are the left operand, which a product with few columns reads in order. If keys were
+    the right operand, MLX would first transpose and pack them. For each row, `added` has an array,
+    (1, heads, 1, tokens), that is added to the scores or masks them, or None.
     """
     n_rows, n_heads, _, head_dim = queries.shape
     kv = list(zip(keys.rows, values.rows, strict=True))

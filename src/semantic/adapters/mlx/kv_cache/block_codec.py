@@ -224,7 +224,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
 
 @dataclass(frozen=True, slots=True)
 class PartLayers:
-    """The layers of each part, stored token by token. A checkpoint stores other layers whole."""
+    """The layers that each part stores token by token. A checkpoint stores other layers whole."""
 
     full: tuple[int, ...]
     window: tuple[int, ...]

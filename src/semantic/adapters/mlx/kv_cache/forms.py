@@ -1,9 +1,9 @@
 """The two forms of KV caches behind one interface, and the choice of a model's form.
 
-A form creates the caches of sequences, turns them into blocks, and converts both to bytes. Each
-form works only with its own caches, which are opaque to the other form. A model gets pages if all
-layers have kernels that pass their self-test and the model's logits are right with them. Knows
-devices and kernels.
+A form creates the caches of sequences, turns them into blocks, and converts caches and blocks to
+bytes. Each form works only with its own caches, which are opaque to the other form. A model gets
+pages if all layers have kernels that pass their self-test and the model's logits are right with
+them. Knows devices and kernels.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class _Row(Protocol):
 
 class StateBatch(ArraysCache):
     """The states of the sequences in a batch, which models use like mlx-lm's ArraysCache. While a
-    sequence is in the batch, its own cache has only its state's size in bytes. Either all sequences
+    sequence is in the batch, its own cache has only the size of its state. Either all sequences
     have a state or none has a state, because some models do not treat a missing state as zeros."""
 
     cache: list[mx.array | None]  # type: ignore[assignment]  # entries may be None

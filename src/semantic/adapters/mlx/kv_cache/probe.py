@@ -152,8 +152,9 @@ class LogitsProbe:
         return self._yardstick_of("unpadded" if padded else "padded")
 
     def _yardstick_of(self, batch: _Batch) -> float:
-        """Return the yardstick of mlx-lm's own batch, measured once. The batch is `padded`, or has
-        sequences of equal length (`unpadded`), or `copies` of one sequence, prefilled together."""
+        """Return the largest error that rounding explains, measured once in mlx-lm's batch:
+        `padded`, `unpadded` (of equal lengths), or `copies` of one sequence that prefill
+        together."""
         if batch not in self._yardsticks:
             try:
                 self._yardsticks[batch] = _most_rounded(self._differences_of(batch))
@@ -278,7 +279,7 @@ class _Recorder(PortableAttention):
 def _solo(
     model: Module, prompts: _Prompts = _PROMPTS, *, copies: int = 1
 ) -> Slices[list[mx.array]]:
-    """Return each step's logits, (2, vocab), of each sequence alone with mlx-lm's own caches."""
+    """Compute each sequence alone in mlx-lm's own caches; return each step's logits, (2, vocab)."""
     by_sequence: list[list[mx.array]] = []
     for row, prompt in enumerate(prompts):
         caches = make_prompt_cache(model)
@@ -348,7 +349,7 @@ def _differences(found: Sequence[mx.array], alone: Sequence[mx.array]) -> list[f
 
 
 def _most_rounded(differences: Sequence[float]) -> float:
-    """Return the rounding bound given the errors of mlx-lm's batch; 0 if that batch is wrong."""
+    """Return the largest error that rounding explains; 0 if mlx-lm's batch is wrong."""
     theirs = _without_strays(differences)
     return min(_TIMES_MLX_LM * theirs, _MOST_ROUNDED) if theirs <= _MOST_ROUNDED else 0.0
 

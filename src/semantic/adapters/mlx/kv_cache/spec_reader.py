@@ -1,7 +1,7 @@
 """Reads a model's cached layers: their kinds, windows and shapes.
 
 Kinds come from `make_cache()`, shapes from a forward pass that MLX, being lazy, never evaluates.
-This needs no weights, and is right even where configuration files are wrong. Reads no files.
+Needs no weights, and is right even where configuration files are wrong. Reads no files.
 """
 
 from __future__ import annotations

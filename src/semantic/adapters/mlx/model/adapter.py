@@ -136,7 +136,7 @@ class _Config:
         raise self._wrong("fine_tune_type to be lora, dora or full", given)
 
     def layers(self) -> int:
-        """Return how many of the last layers have low-rank layers."""
+        """Return the number of layers, from the last layer on, that have low-rank layers."""
         given = self._fields.get("num_layers")
         if type(given) is not int:
             raise self._wrong("num_layers to be an integer", given)

@@ -50,8 +50,8 @@ CacheKind = Literal["full", "latent", "window", "state", "compressed"]
 
 @dataclass(frozen=True, slots=True)
 class CacheForm:
-    """The form of some layers' caches, and how many layers have it; `window` is in tokens. "latent"
-    is one latent of keys and values for all heads; "compressed" is a state that grows."""
+    """The form of some layers' caches, and the number of these layers; `window` is in tokens.
+    "latent" is one latent of keys and values for all heads; "compressed" is a state that grows."""
 
     kind: CacheKind
     layers: int
@@ -251,7 +251,7 @@ def _whole(value: object) -> int | None:
 
 
 def read_context(model: object) -> int | None:
-    """Return the model's context length in tokens; None if its configuration does not state one."""
+    """Return the model's context length in tokens; None if its configuration has no such length."""
     arguments = getattr(model, "args", None)
     nested = getattr(arguments, "text_config", None)
     own = getattr(arguments, _CONTEXT_FIELD, None)

@@ -73,7 +73,7 @@ def cache_folder() -> Path:
 
 
 class DigestCache:
-    """Digests by the state of files. Raises nothing: an unusable cache counts as empty."""
+    """Digests by the state of files. An unusable cache counts as empty and raises no error."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -232,7 +232,7 @@ def numerics(*, any_chip: bool = False) -> str:
 def weight_files(folder: Path) -> list[Path]:
     """Return the files with the model's weights, as listed in its index.
 
-    Without an index, or if none of the index's files exists: `model.safetensors`, else all
+    If there is no index, or none of its files exists, return `model.safetensors`, or else all
     `model*.safetensors`. Raises OSError if the index is malformed, or some of its files are
     missing.
     """

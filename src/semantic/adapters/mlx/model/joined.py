@@ -80,7 +80,7 @@ class Product:
         return cast("Callable[[mx.array], mx.array]", self._whole)(x)
 
     def part(self, number: int, x: mx.array) -> mx.array | None:
-        """Return one layer's result; None if the layer has already taken its part for this input.
+        """Return one layer's result; None if the layer has already taken its result for this input.
         Always return None once the layers turn out to have different inputs."""
         if self._input is not x:
             self._apart |= self._input is not None

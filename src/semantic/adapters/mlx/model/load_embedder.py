@@ -3,7 +3,7 @@
 A decoder computes a batch in chunks of columns over mlx-lm's own caches. Padding is on the right,
 where causal attention never looks. A decoder whose logits come from other states fails to load.
 mlx-embeddings takes the mean for every encoder, so this module pools as the files of
-sentence-transformers declare. Depends on names in both packages. Call it from the computing thread.
+sentence-transformers declare. Depends on names in both packages. Runs on the computing thread.
 """
 
 from __future__ import annotations

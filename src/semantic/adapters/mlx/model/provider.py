@@ -140,7 +140,7 @@ class MLXModelProvider:
     weights.
 
     With `any_chip`, model ids do not depend on this machine's chip; see `fingerprint`. With
-    `ranks`, it loads one shard: rank 0 gets a `LeadingBackend`, other ranks a backend for `follow`.
+    `ranks`, loads one shard: rank 0 gets a `LeadingBackend`, other ranks a backend for `follow`.
     """
 
     def __init__(self, *, any_chip: bool = False, ranks: Callable[[], Ranks] | None = None) -> None:

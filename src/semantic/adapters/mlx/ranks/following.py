@@ -46,7 +46,7 @@ def wait_for_end(ranks: Ranks) -> bool:
 
 
 class Follower:
-    """The state of a rank other than 0, except for its backend."""
+    """Makes rank 0's calls on the backend of another rank, and keeps the data of these calls."""
 
     def __init__(self, backend: MLXBackend, channel: ChannelPort) -> None:
         self._backend = backend

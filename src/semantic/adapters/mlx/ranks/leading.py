@@ -2,8 +2,8 @@
 
 All ranks make the same calls in the same order (`following`), so that they meet in the same
 collective operations. Rank 0 makes every decision that depends on a clock or on free memory. A
-block's body consists of the parts of all ranks in order: one store holds the whole body, so a body
-that it finds exists for all ranks. Knows the port's calls; does not know how other ranks make them.
+block's body consists of the parts of all ranks in order. One store holds the whole body, so a body
+in the store exists for all ranks. Knows the port's calls; does not know how other ranks make them.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class LeadingBackend(MLXBackend):
         threading.Thread(target=self._receive, name="ranks", daemon=True).start()
 
     def before_end(self, call: Callable[[], object]) -> None:
-        """Make `call` before the process ends because it has lost a rank."""
+        """Set a `call` to make before this process ends because it has lost a rank."""
         self.ranks.links.before_end.append(call)
 
     def abandon(self) -> None:

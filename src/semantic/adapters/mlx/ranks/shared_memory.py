@@ -83,8 +83,8 @@ class MappedMemory:
         self._room(call).set_result(where)
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for rank 0 to say where to write a body, and return that memory; None to send the
-        body instead. Raises RuntimeError if the sizes differ."""
+        """Wait for rank 0 to say where to write a body, and return that memory; None if this rank
+        must send the body. Raises RuntimeError if the sizes differ."""
         where = self._room(call).result()
         if not where:
             return None
@@ -235,7 +235,7 @@ class SharedRoom:
         """The body, complete once all parts have arrived; None if the ranks send their parts."""
 
     def take(self, n_bytes: int) -> memoryview | None:
-        """Take memory for the body, say to the other ranks where to write their parts, and return
+        """Take memory for the body, send the other ranks the places for their parts, and return
         rank 0's part of the memory. Return None if the other ranks send their parts instead."""
         places: dict[int, tuple[int, ...]] = {}
         try:
@@ -294,7 +294,7 @@ class GatheredBody:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A target on the other ranks: the number of the `loading` call, and of the target in it."""
+    """A target on the other ranks: the number of the `loading` call, and the target's index."""
 
     channels: Sequence[ChannelPort]
     number: int

@@ -53,7 +53,7 @@ class _Compiled:
 
 class GrammarCompiler:
     """Compiles the grammars of one model, with an LRU cache. Any thread may use it. The time that a
-    tenant's grammars take does not depend on what other tenants compile, see `Grammar.tenant`."""
+    tenant's grammars take does not depend on what other tenants compile; see `Grammar.tenant`."""
 
     def __init__(self, tokenizer: object | None, eos: Collection[int], vocab_size: int) -> None:
         """`tokenizer` is a Hugging Face tokenizer or mlx-lm's wrapper of it; with None, the
@@ -115,7 +115,7 @@ class GrammarCompiler:
         self._ready(grammar)
 
     def compile(self, grammar: Grammar) -> None:
-        """Compile `grammar`, which must have a good verdict, in any case, however long this takes.
+        """Compile `grammar`, which must have a good verdict, even if the compilation takes long.
         Raises the same errors as `check`."""
         self._compile(grammar)
 

@@ -105,7 +105,7 @@ def detect_features(
 ) -> TemplateFeatures:
     """Detect by trial what a template supports. `source` is its text, empty if it is Python code.
     Without `parses_calls`, no parser understands the template's calls, and the template counts as
-    having no tools. With `numbered_ids`, it needs ids of calls that contain the tool's name."""
+    having no tools. With `numbered_ids`, ids of calls must contain the tool's name."""
     probe = _Probe(apply)
     is_lost = not probe.renders_users()
     parts = is_lost and _Probe(apply, parts=True).renders_users()

@@ -175,7 +175,7 @@ class _Writer:
         self._append({"role": "user", "content": content} | self._name_field(name))
 
     def _end_open_calls(self) -> None:
-        """Add results to the calls without results, because a user wrote before these came."""
+        """Add results to the calls without results, because the user's next message came first."""
         for call in list(self._open):
             self._add_result(Message("tool", _NO_RESULT, tool_call_id=call.id))
 

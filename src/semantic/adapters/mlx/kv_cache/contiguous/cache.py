@@ -99,7 +99,7 @@ class LentBuffer(KVBuffer):
 
 @dataclass(frozen=True, slots=True)
 class BufferRange:
-    """Tokens `start` to `stop` of a buffer, which are the content of a block, without a copy."""
+    """Tokens `start` to `stop` of a buffer, without a copy. A block's content is such a range."""
 
     buffer: KVBuffer
     start: int

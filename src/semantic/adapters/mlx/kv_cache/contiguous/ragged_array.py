@@ -1,9 +1,9 @@
 """An array with rows of different lengths, which models use like any other array.
 
 A model gets a `RaggedArray` as keys or values of a batch. Operations before attention, such as the
-scores of MLA's rope keys, or instead of attention, such as soft-capped scores, run row by row. To
-functions of `mx`, the array has no elements, and they fail, except those in `ROW_BY_ROW`, which
-`attention_hook` replaces. Knows the operations that models apply to keys, values and scores.
+scores of MLA's rope keys, or instead of attention, such as soft-capped scores, run row by row.
+Functions of `mx` see an array without elements and fail, except the functions in `ROW_BY_ROW`,
+which `attention_hook` replaces. Knows the operations that models apply to keys, values and scores.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RaggedArray(mx.array):
         return self.each(lambda row: row / cast(float, divisor), self.dtype)
 
     def __matmul__(self, right: mx.array) -> mx.array:
-        """Multiply row by row. The result is dense: it sums over the ragged axis."""
+        """Multiply row by row. The product sums over the ragged axis, so the result is dense."""
         if not isinstance(right, RaggedArray):
             return NotImplemented
         return mx.concatenate([product(*pair) for pair in zip(self.rows, right.rows, strict=True)])

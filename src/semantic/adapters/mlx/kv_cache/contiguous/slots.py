@@ -364,7 +364,7 @@ class _Step:
 
 class _Steps(threading.local):
     """A thread's steps, each created once instead of once per layer. Other threads cannot use them.
-    A step lives as long as it is the last step of some array."""
+    A step lives while some array holds it as its last step."""
 
     def __init__(self) -> None:
         self._made: WeakValueDictionary[tuple[tuple[int, ...], mx.Dtype], _Step] = (

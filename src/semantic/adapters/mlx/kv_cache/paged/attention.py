@@ -1,7 +1,7 @@
 """Attention over pages: the protocol, and an implementation in MLX's own operations.
 
-`kernels.py` has the fast implementation. This one works on every device and copies its input. The
-kernels must agree with this reference, and tests use it on devices without kernels.
+`kernels.py` has the fast implementation. The one here works on every device and copies its input.
+The kernels must agree with it, and tests use it on devices without kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DecodeStep(NamedTuple):
     array or some heads of an array. If `rope`, (rows, heads, 1, v_head_dim), is given, keys are
     latents, values are their rope keys, and the result is a sum of latents. A score is then the
     scaled product of `q` and a latent plus that of `rope` and a rope key. `number` counts steps of
-    `metadata`, `kind` is the number of the layer's kind, `layer` the layer's number within it.
+    `metadata`, `kind` is the number of the layer's kind, `layer` the layer's number in that kind.
     `after` is the result of the previous step, whose tokens must be visible, or None. With
     `write_first`, for rows of one sequence, attention writes all new tokens before any row attends.
     Rows after the metadata's sequences are padding, and their results are arbitrary.
@@ -82,8 +82,8 @@ class PagedAttention(Protocol):
     """Attention over the pages of one kind of layers."""
 
     def attend(self, step: DecodeStep) -> mx.array:
-        """Write each new token to its page and return the attention, (rows, heads, 1, width), where
-        `width` is that of the values or of the latents."""
+        """Write each new token to its page and return the attention, (rows, heads, 1, width).
+        `width` is the width of the values or of the latents."""
 
     def append(self, chunk: PrefillChunk) -> Appended:
         """Write a chunk to its pages, and gather the keys and values to which it attends."""

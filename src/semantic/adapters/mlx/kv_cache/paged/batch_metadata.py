@@ -108,8 +108,8 @@ def cut_at_blocks(first: int, stop: int) -> list[range]:
 def plan_split(
     rows: Sequence[RowPages], chunk: int, runs: Sequence[int] | None = None
 ) -> SplitPlan:
-    """Plan items of `chunk` tokens for the next token of each row; every row must have a page for
-    it. If `runs` is given, `rows[i]` stands for a run of `runs[i]` rows; see `joined_runs`."""
+    """Plan items of `chunk` tokens for the next token of each row, which needs a page for that
+    token. If `runs` is given, `rows[i]` stands for a run of `runs[i]` rows; see `joined_runs`."""
     runs = [1] * len(rows) if runs is None else runs
     starts = [range(row.first - row.first % chunk, row.position + 1, chunk) for row in rows]
     n_items = sum(map(len, starts))

@@ -269,7 +269,7 @@ class PagedKernels:
     def _append(
         self, chunk: PrefillChunk, first: int, after: mx.array, *, write: bool = True
     ) -> Appended:
-        """Launch the kernel once, after `after`. Gathers tokens if `first` precedes the chunk."""
+        """Launch the kernel once `after` is done. Gathers tokens if `first` precedes the chunk."""
         k, v, at = chunk.k, chunk.v, chunk.at
         _, heads, n, _ = k.shape
         shape = self._kind.shape
@@ -364,7 +364,7 @@ def _built(
 
 
 class _Variant(NamedTuple):
-    """A variant of attention: query heads, in all and per thread group; sinks; latent keys."""
+    """A kind of attention: its query heads, in all and per thread group; its sinks and latents."""
 
     n_heads: int
     together: int

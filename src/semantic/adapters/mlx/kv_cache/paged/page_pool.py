@@ -226,7 +226,7 @@ class PagePool:
             return Loan(self, self._loans, ref.index)
 
     def await_loan(self, ref: PageRef) -> None:
-        """Wait until the page has no loan, or until another page is free, to copy this page to."""
+        """Wait until the page has no loan, or until the pool has a free page to copy it to."""
         with self._lock:
             self._lock.wait_for(
                 lambda: self._free or all(one.index != ref.index for one in self._lent.values())
@@ -254,7 +254,7 @@ class PagePool:
             yield self._address
 
     def expect(self, n_pages: int) -> None:
-        """Set a size at which the pool stops once when it doubles, before it doubles further."""
+        """Set a size, in pages, at which the pool stops once before it doubles further."""
         self._enough = n_pages
 
     def abandon(self) -> None:
