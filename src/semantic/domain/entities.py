@@ -90,6 +90,6 @@ class AgentBlocks:
         return copy
 
     def retire(self) -> None:
-        """Drop the references to the blocks, which are free or have another owner by now."""
+        """Drop the references to the blocks, which are already free or have another owner."""
         self.retired = True
         self._layers = {}

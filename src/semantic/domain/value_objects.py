@@ -380,8 +380,8 @@ class CompletedGeneration:
     """The result of a finished request. `text` is the answer without end token and stop string;
     `tokens` are all generated tokens, the end token included. `blocks` is the agent's cache, valid
     until the agent's next request takes it or the engine evicts it; a later request may always get
-    `blocks`. The request reused `cached_tokens` of the `prompt_tokens`; `match` says why no more.
-    `stop_string` is the stop string that ended the answer, or None. `prompt_logprobs`, if
+    `blocks`. The request reused `cached_tokens` of the `prompt_tokens`; `match` says why it reused
+    no more. `stop_string` is the stop string that ended the answer, or None. `prompt_logprobs`, if
     requested, has one entry per prompt token; the first is None."""
 
     uid: str

@@ -75,7 +75,7 @@ class MLXBackend:
         """`form` contains the model, makes the model's caches and converts them to bytes.
 
         Without `grammars`, constrained decoding is unavailable. `pads` decides which batches have
-        padding; None means none. `agree` makes all ranks of a sharded model use the same tokens.
+        padding. `agree` makes all ranks of a sharded model use the same tokens.
         """
         self.model = form.model
         self.model_id = model_id

@@ -145,7 +145,7 @@ def _children() -> list[str]:
 
 
 def anonymous_bytes(process: str) -> int:
-    """Return a process's resident bytes on Linux, without pages of files; 0 once ended."""
+    """Return a process's resident bytes on Linux, without pages of files; 0 after its end."""
     try:
         status = (_PROC / process / "status").read_text(encoding="ascii", errors="replace")
     except OSError:

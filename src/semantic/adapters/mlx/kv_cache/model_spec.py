@@ -1,6 +1,6 @@
 """A model's cache spec: the findings of `spec_reader`, plus its masks and positions.
 
-A layer that keeps every token but masks old ones counts as a sliding window. In some models keys
+A layer that keeps every token but masks old tokens counts as a sliding window. In some models keys
 depend on how a prompt is divided into chunks, so only the first tokens are reusable. The masks come
 from a traced forward pass with narrowed windows, which MLX does not evaluate: a few tokens behave
 beyond a window of 8 as thousands would beyond 4,096. A layer with several caches, mlx-lm's

@@ -152,9 +152,8 @@ class LogitsProbe:
         return self._yardstick_of("unpadded" if padded else "padded")
 
     def _yardstick_of(self, batch: _Batch) -> float:
-        """Return the largest error that rounding explains, measured once in mlx-lm's batch:
-        `padded`, `unpadded` (of equal lengths), or `copies` of one sequence that prefill
-        together."""
+        """Return the largest error that rounding explains, measured once in a batch of mlx-lm's:
+        `padded`, `unpadded` (of equal lengths), or `copies` of one sequence."""
         if batch not in self._yardsticks:
             try:
                 self._yardsticks[batch] = _most_rounded(self._differences_of(batch))

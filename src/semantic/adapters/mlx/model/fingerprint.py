@@ -82,7 +82,7 @@ class DigestCache:
         self._changed = False
 
     def get(self, state: FileState) -> bytes | None:
-        """Return the 32-byte digest of the file with this state; None if not in the cache."""
+        """Return the 32-byte digest of the file with this state; None if there is no such entry."""
         self._load()
         found = self._entries.get(state.key)
         return None if found is None else bytes.fromhex(found)

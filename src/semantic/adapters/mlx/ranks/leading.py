@@ -166,7 +166,7 @@ class LeadingBackend(MLXBackend):
         threading.Thread(target=self._receive, name="ranks", daemon=True).start()
 
     def before_end(self, call: Callable[[], object]) -> None:
-        """Set a `call` to make before this process ends because it has lost a rank."""
+        """Register `call`, which runs before the loss of a rank ends this process."""
         self.ranks.links.before_end.append(call)
 
     def abandon(self) -> None:

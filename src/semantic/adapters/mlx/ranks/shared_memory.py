@@ -107,8 +107,8 @@ _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_piece(descriptor: int, n_bytes: int) -> int:
-    """Map shared memory and return its address. Allocates all pages now: otherwise pinning would,
-    and stall the device. Python's mmap would keep the descriptor open. Raises OSError."""
+    """Map shared memory and return its address. Allocates all pages now: allocation during pinning
+    would stall the device. Python's mmap would keep the descriptor open. Raises OSError."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
     address: int = _LIBC.mmap(None, n_bytes, access, flags, descriptor, 0)
@@ -126,7 +126,7 @@ class SharedMemory:
     """Host memory of rank 0 in numbered pieces that all other ranks map. Thread-safe."""
 
     def __init__(self, channels: Sequence[ChannelPort], transfers: Transfers | None) -> None:
-        """`channels` lead to the other ranks; `transfers` copy to and from the device, or None."""
+        """`channels` lead to the other ranks; `transfers` copy to and from the device."""
         self.dropped: deque[int] = deque()
         """The numbers of those pieces that the other ranks may unmap."""
         self._channels = channels

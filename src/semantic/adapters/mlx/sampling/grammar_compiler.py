@@ -85,8 +85,8 @@ class GrammarCompiler:
         return problem
 
     def require_checked(self, schemas: Sequence[str], tenant: str = "") -> None:
-        """Raise UncheckedGrammarError, with the schemas in question, if some of a tenant's
-        `schemas` need a check first."""
+        """Raise UncheckedGrammarError, which names these schemas, if some of a tenant's `schemas`
+        need a check first."""
         if self._verdicts is None:
             return
         expensive = [schema for schema in schemas if not is_cheap(schema)]

@@ -48,7 +48,7 @@ class ContiguousMemory:
     def __init__(
         self, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None], transfers: Transfers | None
     ) -> None:
-        """`transfers` use the device's copy engine; None if the device has none that works."""
+        """`transfers` use the device's copy engine; None if no copy engine works."""
         self._spec = spec
         self._shapes = shapes
         self._transfers = transfers
@@ -140,7 +140,7 @@ class ContiguousMemory:
     def _window(
         self, old: ContiguousCache, piece: Piece, staging: Staging[KVBuffer], length: int
     ) -> SequenceCache:
-        """Return a window's cache: first the checkpoint's tokens, then the WINDOW bodies'."""
+        """Return a window's cache: the checkpoint's tokens, then the tokens from WINDOW bodies."""
         layer, tokens = piece.layer, piece.tokens
         keys, values = cast(tuple[StoredArray, StoredArray], piece.tree)
         ranges = [BufferRange(KVBuffer(keys.load(), values.load()), 0, len(tokens))]

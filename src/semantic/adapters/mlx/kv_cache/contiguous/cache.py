@@ -312,7 +312,7 @@ class WindowCache(SequenceCache):
         return super().state
 
     def _append_long(self, first: int, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """Append more tokens than fit: attend to all of them, but keep only the last ones."""
+        """Append more tokens than fit: attend to all of them, but keep only the last tokens."""
         old_k, old_v = self.buffer.read(first, self._held)
         seen = KVBuffer(mx.concatenate([old_k, k], axis=2), mx.concatenate([old_v, v], axis=2))
         total = seen.capacity

@@ -166,14 +166,14 @@ class PagedMemory:
     """A `BlockMemory` for caches in pages; `attention[i]` writes the pages of kind i."""
 
     def __init__(self, attention: Sequence[PagedAttention], transfers: Transfers | None) -> None:
-        """`transfers` use the device's copy engine; None if the device has none that works."""
+        """`transfers` use the device's copy engine; None if no copy engine works."""
         self._attention = attention
         self._transfers = transfers
 
     def deferred(
         self, caches: Sequence[PagedCache], layers: Sequence[int], tokens: range, room: Room | None
     ) -> ArrivingBody | None:
-        """See `BlockMemory.deferred`. None for a ring, because its pages change during a loan."""
+        """See `BlockMemory.deferred`. Returns None for a ring: its pages change during a loan."""
         if self._transfers is None or not _is_one_page(caches, layers):
             return None
         cache = caches[layers[0]]

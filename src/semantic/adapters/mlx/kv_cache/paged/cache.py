@@ -212,7 +212,7 @@ class PagedBatch:
 
     @property
     def state(self) -> list[mx.array]:
-        """The array whose evaluation writes the tokens, as evaluating the logits does."""
+        """The array whose evaluation writes the tokens; evaluating the logits writes them too."""
         return [] if self._last is None else [self._last]
 
     def _lengths(self) -> list[int]:

@@ -233,7 +233,7 @@ class PagePool:
             )
 
     def end_loan(self, number: int) -> None:
-        """Drop the reference of a loan, unless already dropped. Only `Loan` calls this method."""
+        """Drop the reference that a loan holds, if any. Only `Loan` calls this method."""
         with self._lock:
             self._lent.pop(number, None)
             self._lock.notify_all()

@@ -84,7 +84,7 @@ class ChunkBatch(PagedBatch):
     def update_and_fetch(
         self, keys: mx.array | Heads, values: mx.array | Heads
     ) -> tuple[PagedKeys, PagedKeys]:
-        """Accept the tokens, (sequences, kv_heads, tokens, head_dim); return one handle as both."""
+        """Accept the tokens, (sequences, kv_heads, tokens, head_dim); return a handle, twice."""
         if (keys.shape[0], keys.shape[2]) != self._layout.shape:
             raise ValueError(f"expected (sequences, tokens) of {self._layout.shape}")
         as_rows = self._layout.to_rows
