@@ -191,8 +191,8 @@ class Transfers:
         self._threads.submit(self._prepare, n_bytes, n)
 
     def fetch(self, place: Place, rows: Sequence[Rows], room: Room | None = None) -> ArrivingBody:
-        """Start copying rows from the device to `room` or, without one, to new memory; then end
-        `place`."""
+        """Start copying rows from the device to memory from `room` or, without `room`, to new
+        memory; then end `place`."""
         n_bytes = sum(one.nbytes for one in rows)
         return ArrivingBody(n_bytes, self._threads.submit(self._fetch, place, rows, n_bytes, room))
 

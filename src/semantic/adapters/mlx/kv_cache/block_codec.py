@@ -54,7 +54,7 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
     def deferred(
         self, caches: Sequence[CacheT], layers: Sequence[int], tokens: range, room: Room | None
     ) -> DeferredBody | None:
-        """Start copying a body of `layers` to `room`, and return it; None if impossible."""
+        """Start copying a body of `layers` to memory from `room`; return None if impossible."""
 
     def reader(self, caches: Sequence[CacheT]) -> ReadTokens:
         """Return a reader for `caches`. The reader may keep data for the next layer."""

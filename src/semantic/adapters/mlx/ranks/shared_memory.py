@@ -224,7 +224,7 @@ def shared_by(channels: Sequence[ChannelPort]) -> SharedMemory | None:
 
 class SharedRoom:
     """Memory for the body that one call exports, and for the other ranks' parts. Each part is
-    copied into the body when it arrives."""
+    copied into the body once its rank has written the part."""
 
     def __init__(self, memory: SharedMemory, channels: Sequence[ChannelPort], number: int) -> None:
         self._memory = memory
