@@ -25,7 +25,7 @@ HEAD_TOKENS = 16
 """The number of tokens that `begins_like` compares."""
 _ID_BYTES = 8
 _LAYOUT_VERSION = b"1"
-"""Increment it when the meaning of a body's bytes changes: older blocks are then missed."""
+"""Increment this when the meaning of a body's bytes changes, to make older blocks unknown."""
 
 
 ANY_CHIP = "any-chip:"

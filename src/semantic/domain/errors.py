@@ -35,9 +35,9 @@ from collections.abc import Sequence
 from semantic.domain.grammar import Grammar
 
 GRAMMAR_FAILED = "the grammar failed"
-"""Begins the message of an answer whose grammar failed. Clients may read all of it."""
+"""Begins the message of an answer whose grammar failed. Clients may read the whole message."""
 NOT_FINITE = "the model computed NaN or infinite values; nothing computed for this answer is kept"
-"""The message of an answer that ended for this reason. Clients may read it."""
+"""The message of an answer that ended because of NaN or infinity. Clients may read the message."""
 
 
 class SemanticError(Exception):

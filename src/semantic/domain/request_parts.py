@@ -64,15 +64,15 @@ class Answered(StrEnum):
     """How an answer in a request's history relates to the generated answer."""
 
     PLAIN = "="
-    """It is the generated answer, which had no reasoning."""
+    """The answer is the generated answer, which had no reasoning."""
     THOUGHT = "~"
-    """It is the generated answer, which followed reasoning."""
+    """The answer is the generated answer, which followed reasoning."""
     RETHOUGHT = "^"
-    """It is the generated answer, but the request has other reasoning before it."""
+    """The answer is the generated answer, but the request has other reasoning before it."""
     CUT = "|"
-    """It is the generated answer, cut at a stop string."""
+    """The answer is the generated answer, cut at a stop string."""
     OTHER = "!"
-    """It is not known to be a generated answer."""
+    """The answer is not known to be a generated answer."""
 
 
 _RENDERED_BECAUSE = {

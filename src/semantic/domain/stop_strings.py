@@ -14,8 +14,8 @@ from semantic.domain.value_objects import Thoughts
 _LINE: Final = 64
 """How many characters before a mark, in its line, decide whether it is only a mention."""
 MENTIONS: Final = re.compile(r"""\S[ \t]+\Z|["'(\[{]\Z""")
-"""Matches the text of a line before a mark if the mark is only a word in it and does not open
-reasoning."""
+"""Matches the text before a mark in its line if the mark is only a word in the line and does not
+open reasoning."""
 
 
 def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, str | None]:

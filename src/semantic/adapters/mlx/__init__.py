@@ -74,8 +74,7 @@ DISTRIBUTION = "semantic-engine"
 """The package's name on package indexes; Python imports it as `semantic`."""
 
 _RECEIPTS = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx install --force"}
-"""The file that each installer leaves in an environment, and the command with which it
-reinstalls."""
+"""For each installer, the file that it leaves in an environment, and its command to reinstall."""
 
 
 def what_to_install() -> str:

@@ -92,7 +92,7 @@ class MLXBackend:
         """True if several sequences form one batch; otherwise they run one after the other."""
         self._prefill = prefill_for(self.model, form.layers, self._spec.reusable_tokens)
         self.pads = pads
-        """Decides which batches have padding; if None, none have."""
+        """Decides which batches have padding; None for no padding at all."""
         self._agree = agree
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._starting: dict[SequenceId, NewSequence] = {}

@@ -31,7 +31,7 @@ _VARIABLES: Final = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
 """The variables that C++'s standard library reads, in order of precedence."""
 _MEND: Final = "set TMPDIR to a folder of yours in which programs can run"
 _ROOM: Final = 64 << 20
-"""Bytes of free space required; a compiler writes less for one library."""
+"""Bytes of free space that the folder needs; a compiler writes less for one library."""
 _LOADED: Final = Path("/proc/self/maps")
 
 

@@ -106,7 +106,7 @@ class Prefill:
 
 
 class _PagedPrefill(Prefill):
-    """Prefill over pages."""
+    """The common base of the strategies that prefill over pages."""
 
     def __init__(self, model: Module, reusable: int | None, pages: PagedLayers) -> None:
         super().__init__(model, reusable)

@@ -82,7 +82,7 @@ _MOST_FREE_BYTES = 1 << 30
 """The most bytes of unused memory to keep for reuse."""
 
 _STEP = 4 << 20
-"""Sizes of larger pieces are multiples of this, in bytes, and smaller ones powers of two."""
+"""The unit of larger sizes of pieces, in bytes. Smaller sizes are powers of two."""
 
 
 class HostMemory:
@@ -143,11 +143,11 @@ def _piece_type(n_bytes: int) -> type[_Piece]:
 
 
 _THREADS = 2
-"""The number of threads that copy from the device: while one copies, another allocates."""
+"""The number of threads that copy from the device: while one thread copies, another allocates."""
 
 
 Room = Callable[[int], memoryview | None]
-"""Takes a body's size in bytes; returns memory for the body, or None if none is available."""
+"""Takes a body's size in bytes; returns memory for the body, or None if there is no memory."""
 
 
 class Place(Protocol):

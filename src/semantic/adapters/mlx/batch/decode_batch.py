@@ -120,8 +120,8 @@ class BatchRows:
 
 
 Agree = Callable[[mx.array], mx.array]
-"""Takes the tokens that a rank sampled, (rows,), and returns those that all ranks use. Part of
-MLX's graph."""
+"""Takes the tokens that a rank sampled, (rows,), and returns the tokens that all ranks use. The
+call is part of MLX's graph."""
 
 _CLEAR_EVERY = 512
 """Steps between calls of `mx.clear_cache`, as in mlx-lm."""

@@ -173,7 +173,7 @@ def even(capacities: Sequence[int]) -> bool:
 
 
 PadsFor = Callable[[Module], Pads | None]
-"""Returns a function that decides which batches of a model are padded; None if none ever are."""
+"""Returns a function that decides which batches of a model have padding; None for no padding."""
 
 
 def pads_here(model: Module) -> Pads | None:

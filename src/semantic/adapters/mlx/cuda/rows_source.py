@@ -12,7 +12,7 @@ KEYS = 32
 """Keys per tile."""
 
 WARP_QUERIES = 16
-"""Queries per matrix instruction. A warp has MT times as many, a thread group four warps."""
+"""Queries per matrix instruction. A warp has MT times as many; a thread group has four warps."""
 
 # A row of a tile is NK or NV vectors of 16 bytes, plus one vector of padding: at this odd distance,
 # eight rows begin in different banks. `mma` multiplies 16 x 16 by 16 x 8 numbers; a lane holds two

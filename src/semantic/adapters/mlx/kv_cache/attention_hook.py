@@ -127,7 +127,7 @@ def _block_mask(call: _Call) -> _Call:
 
 
 def _position(call: _Call) -> _Call:
-    """Wrap a rotary embedding whose frequencies depend on the length, to rotate row by row."""
+    """Wrap a rotary embedding that depends on the sequence's length, so that it runs row by row."""
 
     def turn(self: Module, x: mx.array, offset: int | mx.array = 0) -> object:
         if not isinstance(offset, mx.array) or not offset.ndim:

@@ -77,8 +77,8 @@ class Anything:
 
 Leaf = None | int | float | str | ArrayForm | StoredArray | Anything
 Tree = Leaf | tuple["Tree", ...] | list["Tree"]
-"""A layer's state, or the form that is expected of one. In an expected form, an int matches any
-int; a str matches only itself."""
+"""A layer's state, or the expected form of a state. In an expected form, an int matches any int; a
+str matches only itself."""
 
 
 def write_checkpoint(layout: str, length: int, trees: Sequence[Tree]) -> bytes:

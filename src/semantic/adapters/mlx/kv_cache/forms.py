@@ -57,7 +57,7 @@ OFF_VARIABLE = "SEMANTIC_PAGES"
 """Environment variable that disables pages when it is "off"."""
 
 _PREPARED_PAGES = 8
-"""How many pages of host memory to allocate at the start: as many as one load reads at a time."""
+"""The pages of host memory to allocate at the start: as many as one load reads at a time."""
 
 LayerCache = ContiguousCache | PagedCache
 """The cache of one layer of one sequence."""
@@ -66,7 +66,7 @@ Memory = KVBuffer | HostPages
 """Memory that receives block bodies while a sequence loads."""
 
 AttentionFor = Callable[[PageKind], PagedAttention | None]
-"""Returns the attention over pages of a kind; None if the device has none for it."""
+"""Returns the attention over pages of a kind; None if the device has no attention for it."""
 
 
 class CacheLayers(Protocol):

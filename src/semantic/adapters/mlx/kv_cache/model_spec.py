@@ -142,7 +142,7 @@ def _nested(nesting: _Nesting, leaves: Iterator[object]) -> object:
 
 
 PROMPT_CHUNK = 2048
-"""The tokens of a prompt that mlx-lm computes at once. Prompts are divided at multiples of it."""
+"""The tokens of a prompt that mlx-lm computes at once. Prompts are divided at its multiples."""
 
 # Errors that a model raises if it needs more from its caches than one traced token provides.
 _UNTRACEABLE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)

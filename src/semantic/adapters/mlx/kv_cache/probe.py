@@ -63,8 +63,8 @@ _COPIES = 4
 """Copies of a sequence in a batch that shows how much prefill in a batch rounds."""
 
 _STRAYS = 3
-"""When judging rounding, one in this many logit vectors is ignored: those that differ most.
-Rounding can route a token to another expert; a wrong layer affects all vectors."""
+"""The share of logit vectors to ignore when judging rounding, 1 in this many: those that differ
+most. Rounding can route a token to another expert; a wrong layer affects all vectors."""
 
 # Errors that a model raises if it uses a handle as an array.
 _NOT_AN_ARRAY = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)

@@ -38,7 +38,7 @@ _GENERATION_CONFIG = "generation_config.json"
 _CONTEXT_FIELD = "max_position_embeddings"
 _MAX_CONFIG_BYTES = 1 << 22
 _MAX_LAYERS = 2048
-"""More layers than any model has: configurations are untrusted, and building takes time."""
+"""More layers than any model has. A limit, as configurations are untrusted and building is slow."""
 
 _MAX_VOCABULARY = 1 << 31
 

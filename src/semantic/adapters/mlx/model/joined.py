@@ -21,8 +21,8 @@ JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of a module's linear layers that get the same input."""
 
 MOST_ROWS = 256
-"""Layers join for at most this many tokens: more keep a device busy, and joined results are not
-contiguous."""
+"""Layers join for at most this many tokens. More tokens keep a device busy anyway, and joined
+results are not contiguous."""
 
 _ARRAYS = ("weight", "scales", "biases", "bias")
 

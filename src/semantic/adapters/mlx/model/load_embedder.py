@@ -306,7 +306,7 @@ class EncoderRun:
 
 
 _MOST_TOKENS: Final = 1 << 15
-"""The most tokens in a text if a model declares more or nothing."""
+"""The most tokens in a text if a model declares more tokens or no limit."""
 
 
 def load_embedder(folder: Path) -> tuple[Embedder, ModelDetails]:

@@ -74,8 +74,8 @@ _WITHOUT_GRADIENTS: Mapping[type[Module], type[Module]] = {
     AllToShardedLinear: Linear,
     QuantizedAllToShardedLinear: QuantizedLinear,
 }
-"""Maps each class of divided layers to one that computes the same without gradients, because
-`joined` recognizes only the latter."""
+"""Maps each class of divided layers to a class that computes the same without gradients, because
+`joined` recognizes only classes without gradients."""
 
 _Shard = Callable[[mx.distributed.Group], None]
 

@@ -30,7 +30,7 @@ OUT_OF_MEMORY = 77
 _FRAME = 4
 """Bytes that hold a frame's length."""
 _STACK = 512 << 20
-"""Bytes of address space of the deep stack. It takes memory only as it grows."""
+"""Bytes of address space of the deep stack. The stack takes memory only as it grows."""
 _POLL_S = 0.02
 """Seconds between two checks of the memory in use."""
 _SMALL_STACK = 1 << 20

@@ -34,7 +34,7 @@ _MADE = 1 << 28
 """The most characters in all values that a template makes, which may repeat a large chat's texts
 several times."""
 _OBJECT, _REFERENCE = 64, 8
-"""How many characters a new part of a list or a turn of a loop counts as, and a reused part."""
+"""The characters that a new part of a list or a turn of a loop counts as, and a reused part."""
 _LARGEST_NUMBER = 1 << 24
 """The largest number that a template may pass to a function or filter, as a width or a count."""
 _LARGEST_BITS = 1 << 12

@@ -89,8 +89,8 @@ _LONG_RUN: Final = 1 << 12
 _OTHER: Final = " a "
 """Text that ends a run, so that patterns for the end of the text do not match the run."""
 _SQUARE: Final = 8
-"""If four times as many characters take at least this many times as long, the time grows with the
-square of their number, which would make it 16 times as long."""
+"""The factor in time, for four times as many characters, from which on the time counts as growing
+with the square of their number. Exact growth with the square would give a factor of 16."""
 _MOST_SECONDS: Final = 1.0
 
 NO_TEMPLATE = "this model has no chat template; send a plain prompt"
@@ -169,8 +169,8 @@ class MLXTokenizer:
 
     def _require_soon(self, text: str) -> None:
         """Raise InvalidRequestError if the longest run of spaces, or of other characters, would
-        take too long. Some models' patterns take time proportional to the square of the run's
-        length, and cannot be stopped."""
+        take too long. In some models, the time grows with the square of the run's length, and
+        cannot be cut short."""
         if len(text) <= _LONG_RUN:
             return
         run = max(_RUN.finditer(text), key=lambda one: one.end() - one.start())

@@ -33,18 +33,18 @@ LARGEST_ROW = 1 << 20
 """A row with more bytes in one layer stays apart: copies and padding cost more than operations."""
 
 MOST_PADDING = 1.5
-"""The largest capacity of an array, as a multiple of its rows': a pool's budget omits padding."""
+"""The largest ratio of an array's capacity to that of its rows: a pool's budget omits padding."""
 
 MOST_UNSEEN = 512 << 10
 """By how many bytes in a layer a row may be shorter than the longest row in its array. MLX reads
 about as many in the time that the operations for another part would take."""
 
 _ROOM = 64
-"""A row can grow by this many tokens in its slot, or by fewer if it has reserved fewer. After that,
-its array must be copied."""
+"""The number of tokens by which a row can grow in its slot; fewer if the row has reserved fewer.
+Then the slot's array must be copied."""
 
 _WAITING = 8
-"""All rows move to new arrays once more than one in this many rows waits for a slot."""
+"""The share of waiting rows, 1 in this many, above which all rows move to new arrays."""
 
 
 class Division:

@@ -30,8 +30,8 @@ _MOST_ROWS = 4096
 """The most rows of a batch for which there are counters."""
 _WIDE, _WIDEST = 128, 256
 _FEW_HEADS, _MANY_HEADS = 2, 4
-"""Query heads per thread group: the first for keys wider than _WIDE, the second for narrower keys.
-Above _WIDEST, one head on Metal, where threads have fewer registers."""
+"""Query heads per thread group: `_FEW_HEADS` for keys wider than _WIDE, else `_MANY_HEADS`. Above
+_WIDEST, one head on Metal, where threads have fewer registers."""
 _MOST_TILE, _ROWS_WARPS = 16, 4
 _GROUPS_AT_ONCE = 396
 """How many thread groups run at once on a large GPU: three on each of 132 multiprocessors."""

@@ -72,11 +72,11 @@ class RowCosts(NamedTuple):
 CUDA_COSTS = RowCosts(alone=96 << 30, joined=16 << 30, pad_to=128, size=row_size)
 """A new shape of attention costs some 60 ms; the device reads at least 3 TB/s."""
 TOGETHER_COSTS = CUDA_COSTS._replace(alone=4 << 40, joined=256 << 30)
-"""For devices on which runs of a sequence's rows read its keys together."""
+"""The costs on devices where runs of a sequence's rows read its keys together."""
 METAL_COSTS = RowCosts(alone=2 << 30, joined=2 << 30)
 """New shapes cost nothing; the device reads 0.1 to 0.8 TB/s."""
 PORTABLE_COSTS = RowCosts(alone=1 << 18, joined=1 << 18, pad_to=16, size=row_size)
-"""For the slow reference implementation. Low, so that small models reach all code paths."""
+"""The slow reference implementation's costs: low, so that small models reach all code paths."""
 
 
 class PagedLayers:

@@ -87,7 +87,7 @@ def page_kinds(
 
 
 _INITIAL_PAGES = 4
-"""How many pages a pool gets if it is used before `grow` is called."""
+"""The number of pages of a pool if it is used before `grow` is called."""
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import (
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 _LENGTHS = (1, 255, 256, 257, 900)
-"""Lengths, in tokens, of sequences with the new one: near a block's edge, and longer."""
+"""Lengths, in tokens, of sequences including the new token: near a block's edge, and longer."""
 
 _ROWS = 40
 """How many tokens to test as rows of a batch: more than one thread group computes together."""
