@@ -1,9 +1,9 @@
 """Agents as archives: an export's document and container in one stream, a tar file.
 
-Its two members are `agent.json` and `agent.safetensors`, in this order: the reader checks the
-document before it accepts a body. `tar` can create and unpack such archives. Refuses links, other
-names and extended headers, and never turns a member's name into a path. Knows the store through its
-port and a model through its layout; knows nothing about transport.
+The archive's two members are `agent.json` and `agent.safetensors`, in this order: the reader checks
+the document before it accepts a body. `tar` can create and unpack such archives. Refuses links,
+other names and extended headers, and never turns a member's name into a path. Knows the store
+through its port and a model through its layout; knows nothing about transport.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _END = bytes(2 * _BLOCK)
 _MOST_END_BYTES = 1 << 20
 """Bytes of zeros accepted after the last member: `tar` fills a record of 10 KiB by default."""
 _MAX_DOCUMENT_BYTES = 16 << 20
-"""The largest document accepted, in bytes: one for 1.5 million tokens, more than a server's
-context. Parsing a document blocks all other Python threads."""
+"""The most bytes of a document: enough for 1.5 million tokens, more than a server's context.
+Parsing a document blocks all other Python threads."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -68,8 +68,8 @@ class AgentArchives:
         """Exports read from `store`. Imports write to `durable`, the store's most durable tier,
         which waits for the disk instead of dropping blocks as a queue would.
 
-        Received bytes go into an unnamed file, which vanishes when the process ends, in `folder`
-        or, if None, in the system's folder for temporary files. Imported agents are labelled with
+        Received bytes go into an unnamed file, which vanishes when the process ends. `folder` holds
+        that file (None: the system's folder for temporary files). Imported agents are labelled with
         `model`, the model's source; exported agents with `model_name`.
         """
         self._store = store
@@ -202,7 +202,7 @@ class Incoming:
             self._file.close()
 
     def _read(self) -> Generator[int, bytes, None]:
-        """Read the archive: yield how many bytes to send next, and receive exactly those."""
+        """Parse the archive: yield the size of each piece to send, and receive this piece."""
         n_bytes = _size(DOCUMENT, (yield _BLOCK))
         if n_bytes > _MAX_DOCUMENT_BYTES:
             raise InvalidRequestError(f"{DOCUMENT} has more than {_MAX_DOCUMENT_BYTES} bytes")

@@ -3,8 +3,8 @@
 The document holds the agent's tokens and the list of its block bodies. Its first field is a
 checksum over the whole file, which detects any changed bit. The reader checks every field before
 using it. The container holds the bodies, each as one tensor of bytes, in order and without gaps.
-The list of bodies determines its header byte for byte, so a reader compares the header instead of
-parsing it. Knows nothing about stores or the file system.
+The list of bodies determines the container's header byte for byte, so a reader compares the header
+instead of parsing it. Knows nothing about stores or the file system.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ VERSION = 1
 _TOKEN_IDS = 1 << 32
 _SUM_BYTES = 16
 _BODY_BYTES = (1 << 30) + 1
-"""Every body has fewer bytes than this, which is 256 tokens of 4 MiB each. An import holds one body
-in memory."""
+"""One more than the most bytes of a body: 256 tokens of 4 MiB each. An import holds one body in
+memory."""
 _HEADER_LENGTH_BYTES = 8
 _HEADER_ALIGNMENT = 8
 
@@ -40,7 +40,7 @@ _PARTS = {part: number for number, part in enumerate(Part)}
 
 @dataclass(frozen=True, slots=True)
 class BodyEntry:
-    """One body: the index of its block, its part, its size and its xxh3-128 checksum."""
+    """A body's entry in the list: its block's index, its part, size and xxh3-128 checksum."""
 
     block: int
     part: Part
@@ -179,8 +179,8 @@ def _require_order(bodies: Sequence[BodyEntry]) -> None:
 
 
 def _require_equal_sizes(bodies: Sequence[BodyEntry], n_tokens: int) -> None:
-    """Raise InvalidRequestError unless, apart from checkpoints, all bodies of the same part have
-    the same number of bytes per token."""
+    """Raise InvalidRequestError if two bodies of the same part, except checkpoints, have different
+    numbers of bytes per token."""
     per_token: dict[Part, tuple[int, int]] = {}
     for body in bodies:
         if body.part is Part.CHECKPOINT:

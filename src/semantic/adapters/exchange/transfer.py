@@ -1,10 +1,10 @@
 """Exports an agent with its blocks to two files, and imports it into another store.
 
 FILE.json holds the agent, FILE.safetensors the bodies; `archive` combines both in one stream. An
-import checks both files completely before it puts anything. It computes hashes anew from the
-tokens, for the importing tenant, and ignores the source's hashes. It cannot check the numbers in
-the bodies, so only this agent may use them: the agent's chain of hashes begins with a new salt, and
-no other agent finds the bodies. Knows the store through its port; knows nothing about models.
+import checks both files completely before it puts a block. It computes new hashes from the tokens
+for the importing tenant, and ignores the source's hashes. It cannot check the numbers in the
+bodies, so only the imported agent may use these bodies: the agent's hashes begin with a new salt,
+and no other agent finds the bodies. Knows the store through its port; knows nothing about models.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def export_agent(
     store: StorePort, manifest: Manifest, given: Path, on_progress: OnProgress = no_progress
 ) -> Exported:
     """Write an agent and its stored bodies to two new files. `on_progress` counts bytes of bodies.
-    Raises InvalidRequestError, leaving neither file, if a file exists or is not writable, or if a
+    Raises InvalidRequestError, and leaves no new file, if a file exists or is not writable, or if a
     body is unreadable."""
     files = AgentFiles.of(given)
     if os.path.lexists(files.document):
@@ -110,8 +110,8 @@ def export_agent(
 
 
 def stored_bodies(store: StorePort, manifest: Manifest) -> list[tuple[BlockHeader, BodyEntry]]:
-    """Return the agent's stored bodies in container order, with placeholders for their
-    checksums."""
+    """Return the header and the entry of each stored body of the agent, in container order. The
+    entries have placeholders for checksums."""
     headers = dict(_headers(store, list(manifest.scope.chain(manifest.token_ids))))
     found = store.find([header.key for header in headers.values()])
     return [
@@ -139,7 +139,7 @@ def document_of(
 def _headers(
     store: StorePort, links: Sequence[BlockLink]
 ) -> Iterator[tuple[tuple[int, Part], BlockHeader]]:
-    """Yield, for every stored body, the index of its block and its part, then its header."""
+    """Yield every stored body as a pair: its block index and part, and its header."""
     for block, link in enumerate(links):
         for part in Part:
             for header in store.nearest(link.parent, part, link.tokens):
@@ -174,12 +174,12 @@ def import_agent(
     name: str | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Imported:
-    """Put an exported agent into `store`, called `name` or, if None, by its exported name.
+    """Put an exported agent into `store` under the name `name` (None: its exported name).
 
     Holds one body in memory at a time. `on_progress` counts every byte twice: when verified and
-    when put. Raises InvalidRequestError, before putting anything, if a file is missing, damaged,
-    malformed or of a newer version, or if the name is taken; CapacityError if the agent's blocks
-    exceed the store's quota; StoreError if the store cannot save the agent.
+    when put. Raises InvalidRequestError, before it puts a block, if a file is missing, damaged,
+    malformed or of a newer version, or if the name is taken. Raises CapacityError if the agent's
+    blocks exceed the store's quota, and StoreError if the store cannot save the agent.
     """
     files = AgentFiles.of(given)
     document = _read_document(files.document)
@@ -212,9 +212,9 @@ class _Progress:
 
 
 def manifest_of(document: AgentDocument, tenant: bytes, name: str | None) -> Manifest:
-    """Return the agent in `document` as a manifest for the tenant with this tag, called `name` or,
-    if None, by its exported name. Its new salt keeps the unchecked numbers away from all requests
-    except those of this agent and its forks."""
+    """Return the agent in `document` as a manifest of the tenant with the tag `tenant`, under the
+    name `name` (None: the exported name). Because of its new salt, only requests of this agent and
+    its forks use the unchecked numbers."""
     scope = Scope(document.namespace, tenant, secrets.token_bytes(_SALT_BYTES))
     return Manifest(
         scope,
@@ -235,11 +235,11 @@ def put_agent(
     check: Callable[[], None] = lambda: None,
     check_save: Callable[[], None] = lambda: None,
 ) -> None:
-    """Put the bodies in a container, then save the agent. On failure, drop the bodies again.
+    """Put the bodies in `file` into `store`, then save the agent. On failure, drop the bodies.
 
     Calls `check` before each put and `check_save` before the save; both may raise. Raises
-    InvalidRequestError if a body is damaged, CapacityError if the store refuses one, and StoreError
-    if the store does not save the agent.
+    InvalidRequestError if a body is damaged, CapacityError if the store refuses a body, and
+    StoreError if the store does not save the agent.
     """
     links = list(manifest.scope.chain(manifest.token_ids))
     keys: list[BlockKey] = []
@@ -314,7 +314,7 @@ def require_intact(
     file: BinaryIO, document: AgentDocument, on_bytes: Callable[[int], None] = lambda _: None
 ) -> None:
     """Check the whole container without holding a body in memory. Calls `on_bytes` with the size of
-    each sound body. Raises InvalidRequestError if anything is wrong."""
+    each sound body. Raises InvalidRequestError if the size, the header or a body is wrong."""
     _to_first_body(file, document)
     for entry in document.bodies:
         found = xxhash.xxh3_128()
@@ -355,8 +355,8 @@ def _to_first_body(file: BinaryIO, document: AgentDocument) -> None:
 def create_file(path: Path) -> Iterator[BinaryIO]:
     """Create a file that only its owner can read; delete it again if the `with` block raises.
 
-    On Linux, where the file system supports it, an incomplete file has no name, so a killed process
-    leaves nothing either. Raises InvalidRequestError if the path exists or is not writable.
+    On Linux, if the file system supports unnamed files, an incomplete file has no name, so a killed
+    process leaves no file behind. Raises InvalidRequestError if the path exists or is not writable.
     """
     if os.path.lexists(path):
         raise _taken(path)
