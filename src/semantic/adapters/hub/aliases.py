@@ -59,7 +59,7 @@ def is_alias_name(name: str) -> bool:
 
 
 def read_aliases(file: Path | None = None) -> Aliases:
-    """Return the aliases in `file`, by default those in `default_file`; none if the file is
+    """Return the aliases in `file`, by default `default_file()`; an empty `Aliases` if the file is
     missing. Raises InvalidRequestError if the file is unreadable or malformed."""
     path = file or default_file()
     found = _parse(path, _read_text(path))
@@ -68,8 +68,8 @@ def read_aliases(file: Path | None = None) -> Aliases:
 
 def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | None = None) -> None:
     """Make `name` an alias of `model` for every program. Raises InvalidRequestError if `name` is
-    not a valid alias or the file is malformed, and OperatorError, with nothing changed, if the file
-    is not writable."""
+    not a valid alias or the file is malformed. Raises OperatorError, and changes nothing, if the
+    file is not writable."""
     if not is_alias_name(name):
         raise InvalidRequestError(
             f"an alias must be printable, contain no / and not begin with . ~ or -, got {name!r}"
@@ -87,8 +87,8 @@ def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | Non
 
 
 def remove_alias(name: str, file: Path | None = None) -> bool:
-    """Remove an alias from both tables; return False if it is in neither. Raises the same errors as
-    `set_alias`."""
+    """Remove an alias from both tables; return False if neither contains the alias. Raises the same
+    errors as `set_alias`."""
 
     def change(document: TOMLDocument) -> bool:
         tables = [document[table] for table in _TABLES if table in document]
@@ -146,7 +146,7 @@ def _read_text(path: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Lock the folder of `path`, creating the folder if needed, so that programs take turns."""
+    """Lock the folder of `path`, creating the folder if needed, for one program at a time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
@@ -160,7 +160,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace the file, or a link's target, atomically: readers see the old file or the new one."""
+    """Replace the file, or a link's target, atomically: a reader gets the old or new content."""
     target = Path(os.path.realpath(path))
     try:
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

@@ -37,7 +37,7 @@ _AT_ONCE = 4
 _PIECE_BYTES = 1 << 20
 
 OnBytes = Callable[[int], None]
-"""Called from any thread with the number of arrived bytes; negative to fetch bytes again."""
+"""A function that any thread calls with the number of new bytes, negative for discarded bytes."""
 
 
 def missing_bytes(model: RemoteModel) -> int:
@@ -71,9 +71,9 @@ def require_space(model: RemoteModel) -> None:
 def pull(model: RemoteModel, patterns: Sequence[str], on_bytes: OnBytes) -> Path:
     """Download the missing files of `model` into the cache; return the folder to load it from.
 
-    The previous version remains the current one until the last byte has been checked. Raises
+    The previous version stays current until every byte of the new version is checked. Raises
     OperatorError if the hub or the disk fails, or if another program is downloading the same file.
-    Complete files and the bytes of partial files stay, and the next call continues from there.
+    Complete files and partial files stay on disk, and the next call resumes from them.
     """
     large = [file for file in model.files if file.sha256 is not None]
     small = [file for file in model.files if file.sha256 is None]
@@ -85,7 +85,7 @@ def pull(model: RemoteModel, patterns: Sequence[str], on_bytes: OnBytes) -> Path
 
 
 def _fetch_small(model: RemoteModel, files: Sequence[RemoteFile], on_bytes: OnBytes) -> None:
-    """Let huggingface_hub fetch all files except weights, and check them."""
+    """Let huggingface_hub fetch `files`, the small files of `model`, and verify their hashes."""
     blobs = _blobs(model)
     missing = [file for file in files if _kept(blobs, file) < file.n_bytes]
     paths = [file.path for file in files]
@@ -172,7 +172,7 @@ class _Arriving(io.BufferedWriter):
 
 
 def _lock(arriving: _Arriving, file: RemoteFile) -> None:
-    """Lock a file until it is closed. Raises OperatorError while another program holds the lock."""
+    """Lock `arriving` until its close. Raises OperatorError if another program holds the lock."""
     try:
         fcntl.flock(arriving.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -189,7 +189,7 @@ def _partial(blobs: Path, file: RemoteFile) -> Path:
 
 
 def _kept(blobs: Path, file: RemoteFile) -> int:
-    """Return how many bytes of a file are on this disk: all of them if the file is complete."""
+    """Return how many bytes of a file are on this disk: its full size if the file is complete."""
     if _size(blobs / file.name_in_cache) == file.n_bytes:
         return file.n_bytes
     partial = _size(_partial(blobs, file)) or 0

@@ -1,4 +1,4 @@
-"""The hub's cache on disk: which models it contains, their sizes, and how to remove one.
+"""The hub's cache on disk: lists the cached models with their sizes, and removes a model.
 
 Reads and deletes with huggingface_hub's own functions. Never uses the network.
 """
@@ -34,7 +34,7 @@ _MAIN = "main"
 @dataclass(frozen=True, slots=True)
 class CachedModel:
     """A cached model, in the revision that its hub id loads. `n_bytes` counts all its revisions,
-    `unfinished_bytes` its unfinished downloads. `used_at` is its last use, in seconds."""
+    `unfinished_bytes` its unfinished downloads. `used_at` is the Unix time of the last use."""
 
     hub_id: str
     folder: Path
@@ -69,8 +69,8 @@ def complete_folder(hub_id: str, patterns: Sequence[str]) -> Path | None:
 
 
 def listed_sizes(model: CachedModel, patterns: Sequence[str]) -> dict[str, int] | None:
-    """Return the size in bytes, by path, of each file that matches `patterns`, as the hub listed
-    the files when the download began; None if that list is unknown."""
+    """Return the sizes in bytes, by path, of the files that match one of `patterns`. The sizes are
+    from the hub's list when the download began; None if that list is unknown."""
     try:
         tree = get_cached_repo_tree(model.hub_id, revision=model.commit)
     except CachedRepoTreeNotFoundError:
@@ -128,7 +128,7 @@ def _model(repo: CachedRepoInfo, cache: HFCacheInfo) -> CachedModel:
 
 
 def _current(repo: CachedRepoInfo) -> CachedRevisionInfo:
-    """Return the revision of the main branch; without one, the revision written last."""
+    """Return the revision of the main branch; without a main branch, the revision written last."""
     newest = max(repo.revisions, key=lambda revision: revision.last_modified)
     return repo.refs.get(_MAIN, newest)
 

@@ -106,8 +106,8 @@ def remote_config(model: RemoteModel) -> Iterator[Path]:
 
 @contextmanager
 def hub_errors(hub_id: str) -> Iterator[None]:
-    """Turn huggingface_hub's errors about `hub_id` into one-line errors of this package. Meanwhile,
-    silences its warnings about retries."""
+    """Turn huggingface_hub's errors about `hub_id` into one-line errors of this package, and
+    silence huggingface_hub's warnings about retries, inside the `with` block."""
     level = _logger.level
     _logger.setLevel(logging.ERROR)
     try:
@@ -145,7 +145,7 @@ def hub_errors(hub_id: str) -> Iterator[None]:
 
 def _file(entry: RepoFile) -> RemoteFile:
     """Convert the hub's description of a file. Raises OperatorError unless the path stays inside
-    the model's folder and the hashes are hexadecimal: both become names of files on this
+    the model's folder and the hashes are hexadecimal: path and hashes become file names on this
     machine."""
     sha256 = None if entry.lfs is None else entry.lfs.sha256
     parts = PurePosixPath(entry.path).parts
