@@ -1,4 +1,4 @@
-"""The rows of agents in the index: the generations of their manifests, the blocks of their chains.
+"""The index's rows of agents: the generations of their manifests, and the blocks in their chains.
 
 All functions take an open connection; call those that write inside a transaction. Knows nothing
 about files.
@@ -24,7 +24,7 @@ _UPSERT = (
     " tenant = ?6, name = ?7, parent = ?8, time = ?9, proof = ?10"
 )
 _LAST: Place = ((1 << 63) - 1, b"\xff")
-"""A place before those of all agents in the list, which begins with the newest agent."""
+"""A place before all agents in the list, which begins with the newest agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def all_manifests(db: sqlite3.Connection) -> dict[tuple[bytes, int], tuple[int, 
 
 
 def outdated(db: sqlite3.Connection) -> list[bytes]:
-    """Return the keys of the agents whose stored chain is not that of their newest manifest."""
+    """Return the keys of the agents whose chain in the index is not their newest manifest's."""
     rows = db.execute(
         "SELECT key FROM agents AS a WHERE generation IS NOT"
         " (SELECT max(generation) FROM manifests WHERE agent = a.id)"
@@ -64,7 +64,7 @@ def outdated(db: sqlite3.Connection) -> list[bytes]:
 
 
 def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> list[BlockHash]:
-    """Insert a manifest, already in its file, as its agent's newest; return its chain's hashes."""
+    """Insert an agent's newest manifest, which `file` contains; return its chain's block hashes."""
     manifest = filed.manifest
     hashes = [link.hash for link in manifest.scope.chain(manifest.token_ids)]
     own = _row(filed)
@@ -88,7 +88,7 @@ def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> lis
 
 
 def drop_generation(db: sqlite3.Connection, key: bytes, generation: int) -> None:
-    """Delete the row of one manifest and, if it was the agent's last, all the agent's rows."""
+    """Delete a manifest's row; with the agent's last manifest, delete all the agent's rows."""
     db.execute(
         "DELETE FROM manifests WHERE agent = ? AND generation = ?", (_id(db, key), generation)
     )
@@ -109,8 +109,8 @@ def drop(db: sqlite3.Connection, key: bytes) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: bytes | None, *, pinned: bool
 ) -> bytes | None:
-    """Return which of the tenant's agents, pinned or unpinned as asked, was saved longest ago,
-    leaving out `spared`; None if there is none."""
+    """Return the key of the tenant's agent saved longest ago, except `spared`, among the pinned
+    agents if `pinned`, otherwise among the unpinned agents; None if no agent qualifies."""
     row = db.execute(
         "SELECT key FROM agents WHERE tenant = ? AND pinned = ? AND key IS NOT ?"
         " ORDER BY saved LIMIT 1",
@@ -145,7 +145,7 @@ def tenants(db: sqlite3.Connection) -> list[bytes]:
 
 
 def bytes_of(db: sqlite3.Connection, tenant: bytes) -> tuple[int, int]:
-    """Return the bytes of a tenant's blocks and manifests, and how many of them are pinned."""
+    """Return the bytes of a tenant's blocks and manifests, and the number of pinned bytes."""
     row = db.execute("SELECT bytes, pinned FROM tenants WHERE tag = ?", (tenant,)).fetchone()
     return (0, 0) if row is None else (whole(row[0]), whole(row[1]))
 
@@ -181,7 +181,7 @@ def children(db: sqlite3.Connection, scope: Scope, parent: str) -> list[str]:
 def users(
     db: sqlite3.Connection, hashes: Sequence[BlockHash]
 ) -> dict[BlockHash, frozenset[AgentName]]:
-    """Return for each block at most two agents whose newest manifest needs the block."""
+    """Return, by block, up to two agents whose newest manifest needs the block."""
     found = {}
     for one in hashes:
         rows = db.execute(
@@ -224,6 +224,6 @@ def _chain(db: sqlite3.Connection, agent: int) -> list[BlockHash]:
 
 
 def _id(db: sqlite3.Connection, key: bytes) -> int:
-    """Return the id of the agent's row; if the agent is missing, -1, which is the id of no row."""
+    """Return the id of the agent's row; -1, which no row has as its id, for a missing agent."""
     row = db.execute("SELECT id FROM agents WHERE key = ?", (key,)).fetchone()
     return -1 if row is None else whole(row[0])

@@ -61,7 +61,7 @@ R = TypeVar("R")
 HEADER_BYTES = 4096
 VERSION = 1
 MAX_BODY_BYTES = 1 << 32
-"""The largest body: 16 MiB for each of 256 tokens. Sparse files can claim any size."""
+"""The most bytes of a body: 16 MiB for each of 256 tokens. A sparse file can claim any size."""
 
 _MAGIC = b"SEMBLOCK"
 _START = struct.Struct("<8sI")
@@ -76,13 +76,13 @@ _PARTS = {code: part for part, code in _CODES.items()}
 _MAX_VIEWS = 512
 """The most segments per system call. POSIX promises 16, Linux and macOS allow 1,024."""
 _GROUP_BYTES = 1 << 18
-"""Bytes to read and then hash at a time, few enough to stay in the processor's cache."""
+"""Bytes to read and hash at a time, few enough for the processor's cache."""
 _MAX_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """A verified header: the block's identity, the size of the body and the body's checksum."""
+    """A verified header: the block's identity, and the body's size and checksum."""
 
     header: BlockHeader
     body_bytes: int
@@ -93,7 +93,7 @@ class FileHeader:
 
 
 def layout_stamp(layout: str) -> str:
-    """Return a layout's text for a header: its name or, if that is too long, a hash of it."""
+    """Return a layout's text for a header: its name, or the name's hash if that is too long."""
     if len(layout.encode()) <= _LAYOUT_BYTES:
         return layout
     return "sha256:" + digest("layout-v1", layout.encode()).hex()
@@ -262,7 +262,7 @@ class BlockReader:
         return found
 
     def _verify(self, fd: int, segments: Iterable[memoryview], found: FileHeader) -> None:
-        """Read the body into `segments`. Raises DamagedError unless its checksum matches."""
+        """Read the body into `segments`. Raises DamagedError if its checksum does not match."""
         hashed = xxhash.xxh3_128()
         at = HEADER_BYTES
         for group in _groups(segments):
@@ -286,14 +286,14 @@ class BlockReader:
 
 
 def _repeated(scratch: memoryview, n_bytes: int) -> Iterator[memoryview]:
-    """Yield `scratch` repeatedly, cutting the last piece, so that the pieces add up to
-    `n_bytes`."""
+    """Yield `scratch` again and again, `n_bytes` in total; the last piece is a part of
+    `scratch`."""
     for at in range(0, n_bytes, _GROUP_BYTES):
         yield scratch[: n_bytes - at]
 
 
 def _groups(segments: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield the segments in order, in groups that one system call can fill."""
+    """Yield the segments in order, as lists that one system call can fill."""
     group: list[memoryview] = []
     n_bytes = 0
     for piece in _pieces(segments):

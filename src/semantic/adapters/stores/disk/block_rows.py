@@ -1,6 +1,6 @@
-"""The rows of blocks in the index: which blocks exist, their parents, their last uses, LRU victims.
+"""The index's rows of blocks: finds blocks, their parents, their last uses and LRU victims.
 
-All functions take an open connection; call those that write inside a transaction. They raise
+All functions take an open connection; call those that write inside a transaction. All raise
 IndexBrokenError for an impossible row. Knows nothing about files.
 """
 
@@ -38,7 +38,7 @@ from semantic.domain.stored import BlockHeader, Found, Tier, left_at
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 _MAX_VARIABLES = 500
-"""The most values to pass to one statement: SQLite limits their number."""
+"""The most values to pass to one statement, below SQLite's limit."""
 
 _IS_PINNED = "EXISTS (SELECT 1 FROM chain WHERE chain.hash = {hash} AND chain.pinned = 1)"
 _LEAF = (
@@ -46,7 +46,7 @@ _LEAF = (
     " AND (b.part != 'full'"
     " OR NOT EXISTS (SELECT 1 FROM blocks AS c WHERE c.hash = b.hash AND c.id != b.id))"
 )
-"""SQL for "`b` is a leaf": the index has no block after it and no other part of it."""
+"""SQL for "`b` is a leaf": no block follows `b`, and a full `b` has no other parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def file_bytes(db: sqlite3.Connection, key: BlockKey) -> int | None:
 
 
 def find(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-    """Return, by key, an entry for each of `keys` that has a row."""
+    """Return, by key, the size and tier of each block in `keys` that has a row."""
     requested = set(keys)
     hashes = list({key.hash for key in requested})
     found = {}
@@ -122,7 +122,7 @@ def nearest_children(
 
 def _searches(db: sqlite3.Connection, parent: bytes, part: str) -> tuple[Search, Search]:
     """Return `at_most` and `above` for `nearest`, searching the blocks of `part` that follow
-    `parent`. They ignore blocks with ids of four bytes, which no vocabulary contains."""
+    `parent`. The searches ignore blocks with ids of four bytes, which no vocabulary contains."""
 
     def search(condition: str, packed: bytes) -> bytes | None:
         row = db.execute(
@@ -142,7 +142,7 @@ def _narrowable(packed: bytes) -> bytes:
 
 
 def all_sizes(db: sqlite3.Connection) -> dict[BlockKey, int]:
-    """Return the size of each block's file."""
+    """Return the size of each block's file in bytes, by the block's key."""
     rows = db.execute("SELECT hash, part, body_bytes FROM blocks")
     return {_key(row[0], row[1]): HEADER_BYTES + whole(row[2]) for row in rows}
 
@@ -206,8 +206,8 @@ def touch_chain(db: sqlite3.Connection, hashes: Sequence[BlockHash]) -> None:
 
 
 def abandon(db: sqlite3.Connection, tenant: bytes, hashes: Iterable[BlockHash]) -> None:
-    """Among the tenant's blocks `hashes`, count those that no agent needs as last used at
-    `left_at`, so that eviction takes them sooner."""
+    """Make eviction take the tenant's blocks `hashes` sooner, except blocks that an agent needs:
+    set their last use to `left_at`."""
     now = tick(db, 0)
     sql = "SELECT used FROM blocks WHERE scope = ? AND pinned = 0 ORDER BY used LIMIT 1"
     firsts = (db.execute(sql, (scope,)).fetchone() for scope in _scopes(db, tenant))
@@ -246,8 +246,8 @@ def update_all_pins(db: sqlite3.Connection) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: Sequence[BlockHash], *, pinned: bool
 ) -> Victim | None:
-    """Return the tenant's least recently used leaf, pinned or unpinned as asked, leaving out
-    `spared`; None if there is none."""
+    """Return the tenant's least recently used leaf, except `spared`, among the pinned leaves if
+    `pinned`, otherwise among the unpinned leaves; None if no leaf qualifies."""
     places = ",".join("?" * len(spared))
     sql = (
         "SELECT b.used, -b.start, b.hash, b.part, b.cost FROM blocks AS b"  # noqa: S608
@@ -273,8 +273,8 @@ def unneeded(db: sqlite3.Connection) -> list[Victim]:
 def superseded(
     db: sqlite3.Connection, before: Iterable[BlockHash], links: Iterable[BlockLink]
 ) -> list[BlockKey]:
-    """Return the partial FULL blocks that no agent needs and whose tokens begin a longer block.
-    Considers the blocks `before`, and the blocks whose tokens begin one of `links`."""
+    """Return the FULL blocks that are partial, that no agent needs, and whose tokens begin a longer
+    block. Searches the blocks `before`, and the blocks whose tokens begin a block in `links`."""
     names = dict.fromkeys(before)
     for link in links:
         packed = _narrowable(pack_tokens(link.tokens))
@@ -286,9 +286,8 @@ def superseded(
 
 
 def unneeded_checkpoints(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> list[BlockKey]:
-    """Return the checkpoints and windows, at the ends of the partial blocks `hashes`, that no agent
-    needs. Leaves to eviction all checkpoints that do not exceed the keys and values of the block
-    before."""
+    """Return the checkpoints and windows at the ends of the partial blocks `hashes` that no agent
+    needs. Skips a checkpoint that is not larger than the keys and values of the block before it."""
     large = [name for name in dict.fromkeys(hashes) if _has_large_checkpoint(db, name)]
     keys = [BlockKey(name, part) for name in large for part in (Part.CHECKPOINT, Part.WINDOW)]
     return [key for key in keys if _is_unneeded(db, key)]
@@ -315,7 +314,7 @@ def _is_unneeded(db: sqlite3.Connection, key: BlockKey) -> bool:
 
 
 def _has_longer(db: sqlite3.Connection, key: BlockKey) -> bool:
-    """Return whether a stored sibling begins with all the block's tokens and has more."""
+    """Return whether a stored sibling begins with the block's tokens and has more tokens."""
     row = db.execute(
         "SELECT t.parent, t.packed FROM blocks AS b JOIN tokens AS t ON t.block = b.id"
         " WHERE b.hash = ? AND b.part = ? AND t.width = 3",
@@ -344,7 +343,7 @@ def _key(name: object, part: object) -> BlockKey:
 
 
 def _header(parent: BlockHash, row: tuple[object, ...]) -> BlockHeader:
-    """Return the header of the block in a row. Recomputes its hash instead of trusting the row."""
+    """Return the header of the block in `row`. Recomputes the hash instead of trusting the row."""
     name, part, start, width, stored, namespace, tenant, layout = row
     key, packed = _key(name, part), packed_in(width, stored)
     match start, packed, namespace, tenant, layout:

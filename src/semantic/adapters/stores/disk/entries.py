@@ -1,8 +1,8 @@
 """Block and manifest files by name: opens, installs, deletes and quarantines them. Follows no link.
 
 A name consists of digests and fixed words; no user text becomes part of a path. Opens each file
-through a descriptor of its shard's folder, and so refuses a symbolic link in place of a shard or
-file, wherever it points. Knows names, costs and kinds of damage; knows nothing about file contents.
+through a descriptor of its shard's folder, and so refuses any symbolic link in place of a shard or
+file. Knows names, costs and kinds of damage; knows nothing about file contents.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ PAGE = 4096
 """The unit, in bytes, in which file systems allocate and the cost of a file is counted."""
 MAX_NUMBER = 1 << 62
 """The largest number accepted from a file. The index can store numbers twice as large, so a counter
-that continues from this one does not overflow."""
+that continues from such a number does not overflow."""
 MAX_QUARANTINED = 16
-"""How many quarantined files to keep for inspection: the newest ones."""
+"""The number of quarantined files to keep for inspection; the store deletes older files."""
 _NAME_BYTES = 256
-"""The most bytes that a name can add to its folder."""
+"""The most bytes that a file's name can add to its folder."""
 _MAX_COST = 1 << 44
-"""The largest cost of one file. It exceeds any quota, yet the total for half a million sparse
-files, which can claim any size, does not overflow."""
+"""The largest cost of one file in bytes. It exceeds any quota, yet the sum for half a million
+sparse files, which can claim any size, does not overflow."""
 _NOT_PLAIN = {errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EOPNOTSUPP, errno.EMLINK}
 _SHARD_NAME_LENGTH = 2
 _LAST_NUMBER = 10**20 - 1
-"""The last number for names in `bad/`. They begin with 20 digits, so that they sort."""
+"""The last number for names in `bad/`. The names begin with 20 digits, so that they sort."""
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _BLOCK = re.compile(r"([0-9a-f]{64})\.(full|window|checkpoint)")
 _MANIFEST = re.compile(r"([0-9a-f]{64})\.([0-9]{20})")
 
 
 class UnreadableError(Exception):
-    """The file is unreadable, or is not the requested one."""
+    """The file is unreadable, or belongs to another block or manifest."""
 
 
 class DamagedError(UnreadableError):
@@ -64,15 +64,15 @@ class DamagedError(UnreadableError):
 
 
 class NewerFormatError(UnreadableError):
-    """A later version of the program wrote the file. It stays untouched."""
+    """A later version of the program wrote the file. The store leaves the file alone."""
 
 
 class MismatchError(UnreadableError):
-    """A file is intact but not the requested one. The message names the field that differs."""
+    """A file is intact but belongs to another block. The message names the field that differs."""
 
 
 class Kind(StrEnum):
-    """The two kinds of files. Each has a folder of 256 shards, one for each first byte of names."""
+    """The two kinds of files, each in a folder of 256 shards: one per first byte of a name."""
 
     BLOCKS = "blocks"
     AGENTS = "agents"
@@ -95,11 +95,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Something found in a shard. `n_bytes` is None unless it is a plain file of this user.
+    """A file or folder in a shard. `n_bytes` is None unless `path` is a plain file of this user.
 
-    `path` is relative to the store's folder and printable, see `escape_name`. `entry` is None for
-    anything that cannot be part of the store, such as a folder or a file whose name does not belong
-    in this shard.
+    `path` is relative to the store's folder and printable, see `escape_name`. `entry` is None if
+    the store cannot have written the file, for example for a folder or for a name that does not
+    belong in this shard.
     """
 
     path: str
@@ -124,7 +124,7 @@ def manifest_entry(agent: bytes, generation: int) -> Entry:
 
 
 def parse_block(name: str) -> BlockKey | None:
-    """Return the key of the block whose file has this name; None if no block's file can have it."""
+    """Return the key of the block whose file is called `name`; None if `name` fits no block."""
     match = _BLOCK.fullmatch(name)
     if match is None:
         return None
@@ -132,8 +132,8 @@ def parse_block(name: str) -> BlockKey | None:
 
 
 def parse_manifest(name: str) -> tuple[bytes, int] | None:
-    """Return the agent key and generation of the manifest whose file has this name; None if no
-    manifest's file can have it."""
+    """Return the agent key and the generation of the manifest whose file is called `name`; None if
+    `name` fits no manifest."""
     match = _MANIFEST.fullmatch(name)
     return None if match is None else (bytes.fromhex(match[1]), int(match[2]))
 
@@ -145,12 +145,12 @@ def agent_key(scope: Scope, agent_id: str) -> bytes:
 
 
 def cost_of(n_bytes: int) -> int:
-    """Return the bytes that a file of `n_bytes` counts for the quota: whole pages and its name."""
+    """Return a file's cost for the quota in bytes: its `n_bytes` in whole pages, and its name."""
     return min(-(-n_bytes // PAGE) * PAGE + _NAME_BYTES, _MAX_COST)
 
 
 def escape_name(name: str) -> str:
-    """Return any file name as printable text, reversibly percent-encoded."""
+    """Percent-encode a file name as printable text; `unescape_name` decodes the text."""
     return quote(os.fsencode(name), safe=_PRINTABLE)
 
 
@@ -160,7 +160,7 @@ def unescape_name(text: str) -> str:
 
 
 def is_plain(found: os.stat_result) -> bool:
-    """Return whether `found` describes a regular file of this user with exactly one name."""
+    """Return whether `found` describes a regular file of this user with one hard link."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
 
 
@@ -179,8 +179,8 @@ class Entries:
 
     @contextmanager
     def opened(self, entry: Entry) -> Iterator[tuple[int, int]]:
-        """Yield the file's descriptor and size. Raises DamagedError unless it is a plain file, or
-        OSError if it cannot be opened."""
+        """Yield the file's descriptor and its size in bytes. Raises DamagedError unless the entry
+        is a plain file, and OSError if the system cannot open the file."""
         with self._shard(entry.kind, entry.shard) as shard:
             try:
                 fd = self.files.open(entry.name, READ_FLAGS, dir_fd=shard)
@@ -200,7 +200,7 @@ class Entries:
                     self.files.close(fd)
 
     def size(self, entry: Entry) -> int | None:
-        """Return the bytes of the file; None if it is missing or not a plain file."""
+        """Return the file's size in bytes; None if the file is missing or not a plain file."""
         try:
             with self._shard(entry.kind, entry.shard) as shard:
                 found = self.files.lstat(entry.name, dir_fd=shard)
@@ -209,7 +209,7 @@ class Entries:
         return found.st_size if is_plain(found) else None
 
     def exists(self, entry: Entry) -> bool:
-        """Return whether a file, or anything else, has the entry's name."""
+        """Return whether the entry's name exists, as a file or anything else."""
         try:
             with self._shard(entry.kind, entry.shard) as shard:
                 self.files.lstat(entry.name, dir_fd=shard)
@@ -218,7 +218,7 @@ class Entries:
         return True
 
     def install(self, temporary: Path, entry: Entry) -> None:
-        """Atomically give a finished file its final name. Quarantine a folder of that name."""
+        """Atomically rename a finished file to its final name. Quarantine a folder of that name."""
         with suppress(FileExistsError):
             self.files.mkdir(self._folder(entry.kind, entry.shard))
         with self._shard(entry.kind, entry.shard) as shard:
@@ -229,20 +229,20 @@ class Entries:
                 self.files.rename(temporary, entry.name, to=shard)
 
     def delete(self, entry: Entry) -> None:
-        """Delete the file, or anything else with its name, if it exists."""
+        """Delete the file, or a folder or link with its name, if the name exists."""
         with suppress(FileNotFoundError), self._shard(entry.kind, entry.shard) as shard:
             delete_any(self.files, entry.name, shard)
 
     def sync(self, entry: Entry) -> None:
-        """Make the file's contents reach the drive before any later sync does."""
+        """Make the file's contents reach the drive before the data of any later sync."""
         with self.opened(entry) as (fd, _):
             self.files.sync_data(fd)
 
     # Quarantine
 
     def quarantine(self, entry: Entry) -> Quarantined | None:
-        """Move a file, or anything else with the entry's name, to `bad/`; return None if nothing
-        has it."""
+        """Move the file, or a folder or link with the entry's name, to `bad/`; return None if the
+        name does not exist."""
         with opened(self.files, self.bad, FOLDER_FLAGS, reads=True) as bad:
             names = self.quarantined()
             # Numbered, not dated, so that the order does not depend on the clock.
@@ -278,7 +278,7 @@ class Entries:
         return sorted(name for name in names if len(name) == _SHARD_NAME_LENGTH)
 
     def listed(self, kind: Kind) -> Iterator[Listed]:
-        """Yield everything in the shards of `kind`, whatever its name."""
+        """Yield each file and folder in the shards of `kind`, whatever its name."""
         for name in self.shards(kind):
             try:
                 with self._shard(kind, name) as shard:

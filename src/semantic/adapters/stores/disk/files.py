@@ -1,4 +1,4 @@
-"""Every system call of the disk store in one class, so that tests can make each of them fail.
+"""Every system call of the disk store in one class, so that tests can make each call fail.
 
 Knows how to make data durable on each platform, and counts failures. Knows nothing about blocks or
 layouts.
@@ -24,20 +24,20 @@ from semantic.domain.stored import COUNTERS
 logger = logging.getLogger("semantic.store")
 
 _F_BARRIERFSYNC = 85
-"""macOS: makes data written to the file reach the drive before any later write."""
+"""macOS's `fcntl` command that makes a file's data reach the drive before any later write."""
 
 Where = Path | str
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Never follow a symbolic link, never block on a FIFO."""
+"""Flags to open a file for reading, without following a link or blocking on a FIFO."""
 FOLDER_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PREFIX = 21
-"""When moved, folders inside a quarantined folder keep this many leading characters of its name:
-the number that sorts names in `bad/`."""
+"""The number of leading characters of a quarantined folder's name that its moved subfolders keep:
+they form the number by which names in `bad/` sort."""
 
 
 class FileSystem:
-    """The real file system. Every method raises the OSError of its system call."""
+    """The operating system's files. Every method raises the OSError of its system call."""
 
     def open(self, path: Where, flags: int, *, dir_fd: int | None = None) -> int:
         """Return a file descriptor. A created file has mode 0600."""
@@ -51,7 +51,7 @@ class FileSystem:
         return os.write(fd, data)
 
     def preadv(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
-        """Fill `targets`, or only some; return how many bytes were read, 0 at the file's end."""
+        """Read into `targets`; return the number of bytes read: maybe too few, 0 at the end."""
         return os.preadv(fd, targets, offset)
 
     def fstat(self, fd: int) -> os.stat_result:
@@ -89,7 +89,7 @@ class FileSystem:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
     def sync_data(self, fd: int) -> None:
-        """Make the data of the file `fd` reach the drive before any later sync does."""
+        """Make the data of the file `fd` reach the drive before the data of any later sync."""
         if sys.platform == "darwin":
             try:
                 fcntl.fcntl(fd, _F_BARRIERFSYNC)
@@ -99,7 +99,7 @@ class FileSystem:
             os.fdatasync(fd)
 
     def sync_all(self, fd: int) -> None:
-        """Make `fd`, a file or folder, and everything synced before it survive power loss."""
+        """Make the file or folder `fd`, and all data synced earlier, survive power loss."""
         if sys.platform == "darwin":
             try:
                 fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
@@ -110,9 +110,8 @@ class FileSystem:
 
 
 class Counts:
-    """Named counters since the store opened; some names exist from the start. Thread-safe. In
-    addition to a total such as "damaged", each kind has a counter, such as "damaged: body
-    checksum"."""
+    """Named counters since the store opened; some names exist from the start. Thread-safe. A total
+    such as "damaged" has a counter for each kind in addition, such as "damaged: body checksum"."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -128,7 +127,7 @@ class Counts:
 
     def add_error(self, name: str, error: OSError) -> None:
         """Count `error` under the name of its errno, for example "write_errors: ENOSPC". Logs the
-        first, tenth, hundredth (and so on) failed write, but none if the folder is missing."""
+        first, tenth, hundredth (and so on) failed write, unless the folder is missing."""
         kind = errno.errorcode.get(error.errno or 0, "unknown")
         n = self.add(name, kind)
         is_write = name == "write_errors" and kind not in {"ENOENT", "ESTALE"}
@@ -157,8 +156,8 @@ def opened(
 
 
 def delete_any(files: FileSystem, name: str, folder: int) -> None:
-    """Delete `name`, a file, link or folder tree, in the open folder `folder`. Never follow a link.
-    Raises FileNotFoundError if it is missing."""
+    """Delete the file, link or folder tree `name` in the open folder `folder`. Never follows a
+    link. Raises FileNotFoundError if `name` is missing."""
     try:
         files.unlink(name, dir_fd=folder)
     except OSError as error:
@@ -173,7 +172,7 @@ def delete_any(files: FileSystem, name: str, folder: int) -> None:
 
 def _delete_folder(files: FileSystem, name: str, parent: int) -> None:
     """Delete a folder tree. Moves nested folders next to `name` first, so that at most three
-    folders are open at a time, however deep the tree is."""
+    folders are open at a time, at any depth of the tree."""
     left = [name]
     while left:
         this = left[-1]
@@ -199,7 +198,7 @@ def write_whole(files: FileSystem, fd: int, data: bytes | memoryview) -> None:
 
 
 def read_whole(files: FileSystem, fd: int, n_bytes: int) -> bytes:
-    """Return the first `n_bytes` of a file, or the whole file if it is shorter."""
+    """Return the first `n_bytes` of a file, or the whole file if the file is shorter."""
     data = bytearray(n_bytes)
     view = memoryview(data)
     at = 0

@@ -6,7 +6,7 @@
     blocks/, agents/, bad/, index.sqlite
     tmp/<random>/ a session: one process's unfinished files and the lock file it holds
 
-Locks are the system's own and end with their process. Does not rely on process ids or clocks.
+Uses the system's file locks, which end with their process. Does not rely on process ids or clocks.
 `agent_names` reads a store without opening it. Otherwise knows nothing about blocks or the index.
 """
 
@@ -53,7 +53,7 @@ SECRET_BYTES = 32
 
 _FOLDERS = ("blocks", "agents", "bad", "tmp")
 _BEFORE_FORMAT = {"lock", "secret", "secret.new", "FORMAT.new", "lost+found"}
-"""Names that may exist before FORMAT does, for example after an interrupted creation."""
+"""Names that may exist without FORMAT, for example after an interrupted creation."""
 _MAX_FORMAT_BYTES = 4096
 _LOCK_SECONDS = 10.0
 _OPEN_SECONDS = 60.0
@@ -62,7 +62,7 @@ _MAX_PAUSE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The contents of FORMAT: the number of the store's format, and the digest of its secret."""
+    """The contents of the file FORMAT: the format's number, and the secret's digest."""
 
     format: int
     secret_digest: bytes
@@ -78,8 +78,7 @@ class Folder:
     OSError unless their docstrings say otherwise."""
 
     def __init__(self, root: Path, files: FileSystem) -> None:
-        """See `open_folder`, which also checks the folder. The constructor checks and locks
-        nothing."""
+        """Check and lock nothing; `open_folder` also checks the folder."""
         self.root = root
         self.files = files
         self.secret = b""
@@ -159,7 +158,7 @@ class Folder:
     def create(
         self, path: Path, data: bytes, *, rest: bytes | memoryview = b"", sync: bool = False
     ) -> None:
-        """Write a new file from `data` and `rest`; with `sync`, make it durable."""
+        """Write `data`, then `rest`, to a new file; with `sync`, make the file durable."""
         with opened(self.files, path, CREATE_FLAGS) as fd:
             write_whole(self.files, fd, data)
             write_whole(self.files, fd, rest)
@@ -174,7 +173,7 @@ class Folder:
             self._install(path, name)
 
     def sessions(self) -> dict[str, bool]:
-        """Return, for each session's name, whether its process is alive. Callers hold the lock."""
+        """Return, by session, whether the session's process is alive. Callers hold the lock."""
         names = self.files.names(self.root / "tmp")
         return {name: name == self.session or self._is_alive(name) for name in names}
 
@@ -207,8 +206,8 @@ class Folder:
             return True  # unknown: do not touch it
 
     def _count_in(self, session: str) -> int:
-        """Return how many names a dead session's folder has; 1 if the session is not a folder, 0 if
-        another process has just deleted it."""
+        """Return the number of files in a dead session's folder; 1 if the session is not a folder,
+        0 if another process has just deleted the folder."""
         try:
             with opened(self.files, self.root / "tmp" / session, FOLDER_FLAGS, reads=True) as fd:
                 return len(self.files.names(fd))
@@ -239,7 +238,7 @@ class Folder:
             self._create("secret", secrets.token_bytes(SECRET_BYTES))
 
     def _create(self, name: str, data: bytes) -> None:
-        """Create a durable file atomically: write it under another name, then rename it."""
+        """Create a durable file atomically: write a file of another name, then rename the file."""
         new = self.root / f"{name}.new"
         with suppress(FileNotFoundError):
             self.files.unlink(new)
@@ -263,8 +262,8 @@ class Folder:
             pause = min(2 * pause, _MAX_PAUSE)
 
     def _require_same_folder(self) -> None:
-        """Raise OSError if the folder is gone, or if a link or another folder has its name, because
-        the files would go there. Log the first failure."""
+        """Raise OSError if the folder is gone, or if a link or another folder has taken its name,
+        which would then receive the files. Log the first failure."""
         try:
             found = self.files.lstat(self.root)
         except FileNotFoundError:
@@ -346,7 +345,7 @@ def _digest_of(secret: bytes) -> bytes:
 
 def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -> bytes:
     """Return the store's secret; if `expected` is given, verify the secret's digest. Raises
-    StoreError if the secret is damaged, because without it no agent can be found."""
+    StoreError if the secret is damaged, because finding agents requires the secret."""
     try:
         secret = read_small(root / "secret", files, SECRET_BYTES + 1)
     except FileNotFoundError:
@@ -367,8 +366,8 @@ def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -
 
 
 def read_small(path: Path, files: FileSystem, most: int) -> bytes:
-    """Return the first `most` bytes of a file, or all bytes if it is shorter. Raises OSError, or
-    StoreError unless it is a plain file."""
+    """Return the first `most` bytes of a file, or all bytes of a shorter file. Raises OSError, or
+    StoreError unless `path` is a plain file."""
     with opened(files, path, READ_FLAGS) as fd:
         if not is_plain(files.fstat(fd)):
             raise StoreError(f"{path} is not a plain file of this user; nothing has changed")
@@ -394,7 +393,7 @@ def _require_usable(root: Path, files: FileSystem) -> None:
 
 
 def _require_folder(path: Path, files: FileSystem) -> None:
-    """Raise StoreError unless `path` is a folder of this user that no other user can write to."""
+    """Raise StoreError unless `path` is a folder that only this user, its owner, can write to."""
     found = files.lstat(path)
     if stat.S_ISLNK(found.st_mode):
         raise StoreError(f"{path} is a symbolic link; expected the folder itself")
@@ -413,7 +412,7 @@ def _require_folder(path: Path, files: FileSystem) -> None:
 
 _WAIT_SECONDS = 0.1
 _MOST_STEPS = 3_000_000
-"""The most steps of SQLite's virtual machine in a search: enough for several hundred thousand
+"""The most steps of SQLite's virtual machine for one search: enough for several hundred thousand
 agents."""
 _NAMES = """
 SELECT name FROM agents WHERE tenant = ?1 AND substr(name, 1, length(?2)) = ?2
@@ -424,7 +423,7 @@ GROUP BY name ORDER BY max(time) DESC LIMIT ?3
 def agent_names(root: Path, beginning: str, limit: int) -> list[str]:
     """Return up to `limit` agents' names that start with `beginning`, the last saved agent first.
 
-    Completes names in a shell, so it finds only agents created without an API key. Fast; takes no
+    For name completion in a shell: finds only agents created without an API key. Fast: takes no
     lock. Repairs nothing, so names may be outdated. Returns an empty list if the store is missing,
     damaged, locked or of another format, or has more agents than the search can visit.
     """
@@ -443,8 +442,8 @@ def agent_names(root: Path, beginning: str, limit: int) -> list[str]:
 
 
 def _opened(index: Path) -> sqlite3.Connection:
-    """Open the index. Without a log, the index's file is complete, and opening it as immutable
-    keeps SQLite from adding files."""
+    """Open the index for reading. Without a write-ahead log, the file is complete, and opening the
+    file as immutable keeps SQLite from adding files."""
     logged = index.with_name(f"{index.name}-wal").exists()
     address = f"file:{quote(str(index))}?{'mode=ro' if logged else 'immutable=1'}"
     return sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS)

@@ -1,4 +1,4 @@
-"""SQLite connections to the index: one writes, under the folder's lock, and one only reads.
+"""Two SQLite connections to the index: a writer, under the folder's lock, and a reader.
 
 Sorts SQLite's errors into faults of the system (OSError: the operation failed) and faults of the
 index (IndexBrokenError: rebuild it). Knows the index's four files; knows nothing about its tables.
@@ -42,28 +42,28 @@ _REFUSALS = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PE
 _NAMES = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal")
 _MOST_OPENINGS = 8
 _OPEN_TOGETHER = 4
-"""Descriptors that SQLite needs at once, plus one to spare."""
+"""The number of descriptors that SQLite needs at once, plus a spare descriptor."""
 _OWNER_MAY_USE = stat.S_IRUSR | stat.S_IWUSR
 _MIN_COST = 5 << 18
-"""The least cost of an index: a small one with a full log. So the cost hardly changes in a small
-store."""
+"""The least cost of an index in bytes: a small index with a full log. It keeps the cost of small
+stores steady."""
 _SLACK = 1 << 19
-"""Bytes of growth to expect: SQLite's checkpoint will copy the log to the table file."""
+"""The expected growth in bytes: SQLite's checkpoint will copy the log to the table file."""
 
 FileId = tuple[int, int]
-"""Device and inode."""
+"""A file's device and inode numbers."""
 Identity = tuple[FileId, FileId | None, FileId | None]
 """The identities of the table file, its write-ahead log and the log's shared-memory map."""
 
 
 class Index:
-    """The index of an open folder. One thread may be `reading` while another is `writing`."""
+    """The index of an open folder. One thread may use `reading` while another uses `writing`."""
 
     def __init__(
         self, folder: Folder, on_removed: Callable[[Sequence[BlockHash]], None] | None = None
     ) -> None:
-        """`on_removed` is called, under the folder's lock, with the whole blocks, if there are any,
-        whose rows a transaction has deleted."""
+        """After a transaction that deletes rows of complete blocks (`BLOCK_TOKENS` tokens), the
+        index calls `on_removed` with their hashes, under the folder's lock."""
         self._folder = folder
         self._on_removed = on_removed
         self._files = IndexFiles(folder)
@@ -89,15 +89,15 @@ class Index:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection that sees the last committed state, unchanged until the `with` block
-        ends. For one thread at a time."""
+        """Yield a connection that sees the last committed state, fixed for the `with` block. For
+        one thread at a time."""
         with _translated(self._files), self._reader.held() as db, ExitStack() as end:
             db.execute("BEGIN")
             end.callback(_roll_back, db)
             yield db
 
     def is_sound(self) -> bool:
-        """Return whether the index is usable. Raises OSError if the system prevents finding out."""
+        """Return whether the index is usable. Raises OSError if the system prevents the check."""
         try:
             with self._folder.locked(), _translated(self._files), self._writer.held() as db:
                 return schema.is_sound(db)
@@ -106,8 +106,8 @@ class Index:
 
     @contextmanager
     def recreating(self) -> Iterator[sqlite3.Connection]:
-        """Yield a new index, in a transaction in which the caller must also fill it. After an
-        exception, the file has no tables and counts as no index."""
+        """Yield a new index in a transaction; the caller must fill the index in the same
+        transaction. After an exception, the file has no tables and counts as missing."""
         with self._folder.locked(), _translated(self._files):
             self._writer.close()
             self._files.recreate()
@@ -116,19 +116,18 @@ class Index:
                 yield db
 
     def cost(self) -> int:
-        """Return the bytes that the index counts against the quota, including an allowance for
-        growth."""
+        """Return the index's bytes for the quota, including an allowance for growth."""
         return self._files.cost()
 
     def close(self) -> None:
-        """Close both connections, waiting until no thread uses them."""
+        """Close both connections, after waiting for the threads that use a connection."""
         self._reader.close()
         self._writer.close()
 
 
 class IndexFiles:
-    """The index's four files: whether it is safe to open them, their identity and their cost. Never
-    opens them: closing a file that SQLite has open in the same process would release SQLite's
+    """The index's four files: checks their safety, their identity and their cost. Never opens a
+    file of the index: closing a file that SQLite has open in this process would release SQLite's
     locks."""
 
     def __init__(self, folder: Folder) -> None:
@@ -151,15 +150,15 @@ class IndexFiles:
         return table, log, log_map
 
     def has_table(self, table: FileId) -> bool:
-        """Return whether the table file is still `table`. Cheaper than `identity`."""
+        """Return whether the table file still has the identity `table`. Cheaper than `identity`."""
         try:
             return self._id(_NAMES[0]) == table
         except _UnfitError:
             return False
 
     def recreate(self) -> None:
-        """Remove whatever has one of the four names, and create an empty table file. Callers hold
-        the folder's lock. Raises OSError."""
+        """Remove all files, folders and links with the four names, and create an empty table file.
+        Callers hold the folder's lock. Raises OSError."""
         for name in _NAMES:
             with suppress(FileNotFoundError):
                 self._remove(self._folder.root / name)
@@ -174,7 +173,7 @@ class IndexFiles:
         return max(_MIN_COST, actual + _SLACK)
 
     def require_folder(self) -> None:
-        """Raise the OSError that explains why files in the folder cannot be opened or written,
+        """Raise the OSError that explains why SQLite cannot open or write files in the folder,
         since SQLite does not report the reason. Returns if the folder is not the cause."""
         with ExitStack() as stack:
             for _ in range(_OPEN_TOGETHER):
@@ -188,7 +187,7 @@ class IndexFiles:
             )
 
     def _id(self, name: str) -> FileId | None:
-        """Return a file's identity; None if it is missing. Raises _UnfitError for a file that
+        """Return a file's identity; None if the file is missing. Raises _UnfitError for a file that
         SQLite must not open."""
         try:
             found = self._files.lstat(self._folder.root / name)
@@ -210,10 +209,10 @@ class IndexFiles:
 
 
 class _Connection:
-    """A connection for one thread at a time, opened anew when other files replace the index's."""
+    """A connection for one thread at a time, reopened after other files replace the index."""
 
     def __init__(self, files: IndexFiles, *, checks_log: bool) -> None:
-        """With `checks_log`, also notices if another log replaces that of the same table file."""
+        """With `checks_log`, also notices that another log has replaced the table file's log."""
         self._files = files
         self._checks_log = checks_log
         self._lock = threading.RLock()
@@ -255,7 +254,7 @@ class _Connection:
 
     def _opened(self) -> sqlite3.Connection:
         """Open the current files and return the connection. Tries again if another process replaces
-        the files meanwhile, because a connection to deleted files would miss others' writes."""
+        the files meanwhile: a connection to deleted files misses later writes."""
         for _ in range(_MOST_OPENINGS):
             before = self._found()
             self._db = self._open()
@@ -282,7 +281,7 @@ class _Connection:
 
 
 class _UnfitError(Exception):
-    """A name of the index belongs to something other than a plain file of this user."""
+    """One of the index's four names is not a plain file of this user."""
 
 
 def _roll_back(db: sqlite3.Connection) -> None:

@@ -1,6 +1,6 @@
 """Maintenance of a disk store: `check` verifies its files, `collect` garbage-collects them.
 
-`check` changes nothing. `collect` deletes whatever no agent needs, or reports what it would delete.
+`check` changes nothing. `collect` deletes the files that no agent needs, or only reports them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True)
 class CollectReport:
-    """How many things were deleted or, with `dry_run`, would be: blocks without an agent,
+    """The numbers of deleted files or, with `dry_run`, of files to delete: blocks without an agent,
     unfinished files of dead processes, quarantined files, blocks over the quota. `freed_bytes` is
     the decrease of the bytes in use."""
 
@@ -68,7 +68,7 @@ class CollectReport:
 
 
 class _DryRunError(Exception):
-    """Makes a dry run's transaction roll back."""
+    """An exception that makes a dry run's transaction roll back."""
 
 
 def check(
@@ -211,7 +211,7 @@ def _roll_back_if(*, dry_run: bool) -> None:
 
 
 def _share(listed: Listed, parts: int) -> int:
-    """Return which of `parts` equal shares a file belongs to, from the hash in its name."""
+    """Return the number, below `parts`, of a file's share, computed from the hash in its name."""
     name = "" if listed.entry is None else listed.entry.name
     is_hash = parse_block(name) or parse_manifest(name)
     return int(name[:16], 16) % parts if is_hash else 0

@@ -43,12 +43,12 @@ _MAGIC = b"SEMAGENT"
 _FRAME = struct.Struct("<8sII16s")
 _SIZES = struct.Struct("<QQ")
 FRAME_BYTES = _FRAME.size + _SIZES.size
-"""How many bytes `require_size` needs from a file's beginning: magic, version, checksum, sizes."""
+"""The first bytes of a file that `require_size` needs: magic, version, checksum, sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
-    """A file's size and its first FRAME_BYTES; the checksum in them identifies the contents."""
+    """A file's size, and its first FRAME_BYTES, whose checksum identifies the contents."""
 
     n_bytes: int
     frame: bytes
@@ -72,7 +72,7 @@ class FiledManifest:
 
 
 def encode_manifest(filed: FiledManifest) -> bytes:
-    """Return the contents of the manifest's file. Raises ValueError if it would be longer than
+    """Return the contents of the manifest's file. Raises ValueError if the contents exceed
     MAX_BYTES."""
     manifest = filed.manifest
     fields = {
@@ -118,7 +118,7 @@ def require_size(frame: bytes, file_bytes: int) -> None:
 
 def decode_manifest(data: bytes, key: bytes, generation: int) -> FiledManifest:
     """Return the manifest in `data`, the contents of the file for this agent and generation. Raises
-    NewerFormatError, or DamagedError unless it is intact and for that agent and generation."""
+    NewerFormatError, or DamagedError unless `data` is intact and for that agent and generation."""
     require_size(data, len(data))
     _, version, zero, checksum = _FRAME.unpack_from(data)
     n_text, _ = _SIZES.unpack_from(data, _FRAME.size)
@@ -210,7 +210,7 @@ def _parse_part(fields: _Fields) -> Difference:
 
 class _Fields:
     """Typed access to the fields of a JSON object. Raises KeyError if a field is missing, TypeError
-    if it has another type, and ValueError or OverflowError if a number is too large."""
+    if a field has another type, and ValueError or OverflowError if a number is too large."""
 
     def __init__(self, loaded: object) -> None:
         if not isinstance(loaded, dict):
@@ -221,7 +221,7 @@ class _Fields:
         return self._fields[name]
 
     def optional_since(self, name: str) -> object:
-        """Return a field; None for a file from a version that did not write the field."""
+        """Return the field `name`; None if the file's version did not write the field."""
         return self._fields.get(name)
 
     def text(self, name: str) -> str:
@@ -231,7 +231,7 @@ class _Fields:
         return value
 
     def text_since(self, name: str, before: str) -> str:
-        """Return a text; `before` for a file from a version that did not write the field."""
+        """Return the text field `name`; `before` if the file's version did not write the field."""
         return self.text(name) if name in self._fields else before
 
     def whole(self, name: str) -> int:
@@ -250,7 +250,7 @@ class _Fields:
         return value
 
     def counter_since(self, name: str, before: int) -> int:
-        """Return a counter; `before` for a file from a version that did not write the field."""
+        """Return the counter `name`; `before` if the file's version did not write the field."""
         return self.counter(name) if name in self._fields else before
 
     def flag(self, name: str) -> bool:
@@ -260,7 +260,7 @@ class _Fields:
         return value
 
     def flag_since(self, name: str, *, before: bool) -> bool:
-        """Return a flag; `before` for a file from a version that did not write the field."""
+        """Return the flag `name`; `before` if the file's version did not write the field."""
         return self.flag(name) if name in self._fields else before
 
     def number(self, name: str) -> float:

@@ -1,11 +1,11 @@
 """The shared state of an open disk store: folder, files, index, quota, counters.
 
 Opens the store, runs crash recovery if the index is broken, and quarantines damaged files. A
-cleanly closed store has a seal, so opening it need not compare the index with every file. The seal
-is a checksum over the index and over the times at which each folder's names last changed. Opening
-deletes it before using the index, and the last process to close the store writes it, so after a
-crash there is none. A file changed in place, under its own name, is noticed when it is read, not
-when the store is opened. Knows nothing about blocks or agents.
+cleanly closed store has a seal, so the next opening need not compare the index with every file. The
+seal is a checksum over the index and over the modification times of the folders. Opening deletes
+the seal before using the index, and the last process that closes the store writes a new seal, so a
+crash leaves the store without a seal. Opening does not notice a file changed in place; the next
+read of the file does. Knows nothing about blocks or agents.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Recovery:
         self._recompute_sums()
 
     def sessions(self) -> None:
-        """Only delete the unfinished files and the reservations of dead processes."""
+        """Delete unfinished files and reservations of dead processes; compare no files."""
         self._folder.reap()
         alive = set(self._folder.sessions())
         rows = self._db.execute("SELECT DISTINCT session FROM reservations").fetchall()
@@ -163,7 +163,7 @@ class Recovery:
         block_rows.update_all_pins(self._db)
 
     def _frame(self, agent: bytes, generation: int) -> bytes:
-        """Return a manifest file's first bytes; if it is unreadable, b"", which matches no row."""
+        """Return a manifest file's first bytes; b"", which matches no row, if unreadable."""
         try:
             with self._entries.opened(manifest_entry(agent, generation)) as (fd, _):
                 return read_whole(self._entries.files, fd, FRAME_BYTES)
@@ -203,8 +203,8 @@ class Recovery:
     def _exclude(
         self, entry: Entry, n_bytes: int, error: DamagedError | NewerFormatError | OSError
     ) -> None:
-        """Count an unusable file that has no row. Quarantine it if it is damaged; otherwise leave
-        it alone."""
+        """Count an unusable file without a row against the quota. Quarantine a damaged file; leave
+        any other file alone."""
         match error:
             case DamagedError():
                 self._counts.add("damaged", error.kind)
@@ -224,7 +224,7 @@ def _add_other(db: sqlite3.Connection, name: str, cost: int) -> None:
 
 
 SEALED_FROM = 2000
-"""Only stores with at least this many files get a seal: comparing fewer takes less than 0.1 s."""
+"""The fewest files of a store that gets a seal: comparing fewer files takes less than 0.1 s."""
 
 _NAME = "index.seal"
 _TABLES = "index.sqlite"
@@ -243,7 +243,7 @@ class Seal:
         self._path = folder.root / _NAME
 
     def take(self) -> bool:
-        """Remove the seal; return whether index and folders still match it."""
+        """Remove the seal; return whether the index and the folders matched the seal."""
         try:
             with opened(self._files, self._path, READ_FLAGS, reads=True) as fd:
                 sealed = read_whole(self._files, fd, _SEAL_BYTES + 1)
@@ -262,15 +262,15 @@ class Seal:
                 self._folder.create(self._path, checksum)
 
     def _is_alone(self) -> bool:
-        """Return whether no other session is alive. Taking the checksum opens and closes the index,
+        """Return whether no other session is alive. The checksum opens and closes the index's file,
         which would release SQLite's locks in another session of this process."""
         return [name for name, lives in self._folder.sessions().items() if lives] == [
             self._folder.session
         ]
 
     def _checksum(self) -> bytes:
-        """Return the seal's contents. Raises OSError, also if the index has a log: then its close
-        was not clean."""
+        """Return the seal's contents. Raises OSError, also if the index has a log, the sign of an
+        unclean close."""
         for name in _LOGS:
             with suppress(FileNotFoundError):
                 self._files.lstat(self._folder.root / name)
@@ -287,8 +287,7 @@ class Seal:
         return hashed.digest()
 
     def _folders(self) -> Iterator[bytes]:
-        """Yield, for each folder with files, its identity and the time at which its names last
-        changed."""
+        """Yield, for each folder with files, its identity and its modification time as bytes."""
         for name in _FOLDERS:
             folder = self._folder.root / name
             inside = () if name == "bad" else sorted(self._files.names(folder))
@@ -301,15 +300,15 @@ class Seal:
 T = TypeVar("T")
 
 Limit = int | Callable[[int], int]
-"""A quota in bytes, or a function that computes it from the bytes that the folder takes."""
+"""A quota in bytes, or a function that computes the quota from the folder's bytes."""
 _RECOVERY_SECONDS = 60.0
 """The longest wait, in seconds, for the folder's lock."""
 _OPENING_SECONDS = 30.0
-"""For how many seconds to retry opening an index that another process has locked, before the
-program goes without the disk."""
+"""The seconds to retry opening an index that another process has locked, before the program starts
+without the disk."""
 _PAUSE_SECONDS = 0.05
 _MORE_TRIES = 6
-"""How often to try again after a failed rebuild."""
+"""The number of further tries after a failed rebuild."""
 
 
 class OpenStore:
@@ -379,7 +378,7 @@ class OpenStore:
 
     def recover(self) -> None:
         """Make the index match the files; rebuild a broken index. Raises OSError, or
-        IndexBrokenError if even the new index is broken."""
+        IndexBrokenError if the rebuilt index is broken too."""
         with self.folder.locked(_RECOVERY_SECONDS):
             if self.index.is_sound():
                 with suppress(IndexBrokenError):
@@ -398,7 +397,7 @@ class OpenStore:
     def with_recovery(self, action: Callable[[], T]) -> T:
         """Run `action`. If the index is broken, run it again after `recover`, then after `rebuild`,
         then a few more times, because other processes may have replaced the index. Raises OSError
-        if the disk or all tries fail."""
+        if the disk fails or all tries find a broken index."""
         try:
             return action()
         except IndexBrokenError as broken:
@@ -421,7 +420,7 @@ class OpenStore:
             self.counts.add_error("write_errors", error)
 
     def stored(self, header: BlockHeader) -> None:
-        """Tell the observer of a block whose row is committed. Callers hold the folder's lock."""
+        """Report a block with a committed row to the observer. Callers hold the folder's lock."""
         if self._observer is None or not header.is_whole_block:
             return
         if not self._observer.stored(header, Tier.DISK):
@@ -444,7 +443,7 @@ class OpenStore:
             self.quota.release(db, reservation)
 
     def unlink_uncommitted(self, entry: Entry) -> None:
-        """Delete a file whose row was not committed: without one, it would escape the quota."""
+        """Delete a file whose row was not committed, since the quota counts rows, not files."""
         with suppress(OSError):
             self.entries.delete(entry)
 
@@ -463,7 +462,7 @@ class OpenStore:
         self.folder.close()
 
     def _has_failed(self) -> bool:
-        """Return whether there was a failure that can leave a file without a row."""
+        """Return whether a failed write or a broken index may have left a file without a row."""
         counts = self.counts.snapshot()
         return any(counts.get(name) for name in ("write_errors", "index mended"))
 

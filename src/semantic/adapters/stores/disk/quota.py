@@ -2,9 +2,8 @@
 
 Counts all models, agents and processes together, including unfinished and quarantined files and the
 index. Evicts quarantined files first, then blocks, then agents, starting with the largest tenant. A
-tenant's own writes never evict its pins; other tenants' writes may evict those beyond an equal part
-of the quota. Public prefixes do not count as a tenant: if only one tenant exists, they evict none
-of its pins.
+tenant's own writes never evict its pins; other tenants' writes may evict pins beyond an equal part
+of the quota. Public prefixes do not count as a tenant: they never evict a sole tenant's pins.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ SESSION = 3 * PAGE
 
 
 class Quota:
-    """At most `max_bytes` in the folder. Call every method inside a transaction of the index."""
+    """Keeps the folder within `max_bytes`. Call every method inside a transaction of the index."""
 
     def __init__(
         self, index: Index, entries: Entries, counts: Counts, max_bytes: int, *, public: bytes
     ) -> None:
-        """`public` is the tag of public prefixes, in place of a tenant's."""
+        """`public` is the tag that public prefixes have in place of a tenant's tag."""
         self.max_bytes = max_bytes
         self._public = public
         self._index = index
@@ -87,7 +86,7 @@ class Quota:
 
         Evicts entries as needed, sparing `hashes` and `agent`. Returns None if the file does not
         fit next to the tenant's own pins and the bytes that other tenants keep or, without `evict`,
-        if it does not fit as things are.
+        if the file does not fit without eviction.
         """
         known = db.execute("SELECT 1 FROM shards WHERE name = ?", (shard,)).fetchone()
         needed = cost if known else cost + PAGE
@@ -101,8 +100,7 @@ class Quota:
         ).lastrowid
 
     def release(self, db: sqlite3.Connection, reservation: int) -> None:
-        """End a reservation, because its file is now counted itself, or because writing it
-        failed."""
+        """Delete a reservation, after its file got its own row or the write failed."""
         db.execute("DELETE FROM reservations WHERE id = ?", (reservation,))
 
     def evict_until_fits(
@@ -115,14 +113,14 @@ class Quota:
         agent: bytes | None = None,
         delete: bool = True,
     ) -> bool:
-        """Evict until `needed` more bytes of a tenant fit; if that is impossible, evict nothing and
+        """Evict until `needed` more bytes of a tenant fit. If they cannot fit, evict nothing and
         return False.
 
         Quarantined files go first, then entries of tenants that would be larger than this tenant,
         from the largest tenant down, then the tenant's own unpinned entries. A tenant's blocks go
         before its agents, and unpinned entries before pinned ones. Without a `tenant`, unpinned
-        entries of all tenants go, the largest tenant's first. Without `delete`, only the index
-        changes, so rolling the transaction back undoes the evictions.
+        entries of all tenants go, starting with the largest tenant. Without `delete`, only the
+        index changes, so rolling the transaction back undoes the evictions.
         """
         if self.used(db) + needed <= self.max_bytes:
             return True
@@ -153,7 +151,7 @@ class Quota:
         return True
 
     def _others(self, db: sqlite3.Connection, tenant: bytes) -> int:
-        """Return how many other tenants have entries."""
+        """Return the number of tenants with entries, except `tenant` and public prefixes."""
         others = "SELECT count(*) FROM tenants WHERE bytes > 0 AND tag NOT IN (?, ?)"
         return whole(db.execute(others, (tenant, self._public)).fetchone()[0])
 
@@ -166,9 +164,9 @@ class Quota:
         *,
         pins_stay: bool,
     ) -> int:
-        """Return the bytes in use after evicting everything that `tenant` may evict. `then` is how
-        many bytes the tenant will have, `own_pinned` how many it has pinned. With `pins_stay`,
-        pinned entries stay. Other tenants keep what `fair_share.kept` says."""
+        """Return the bytes in use after evicting everything that `tenant` may evict. `then` are the
+        bytes that the tenant will have, `own_pinned` its pinned bytes. With `pins_stay`, pinned
+        entries stay. Other tenants keep the bytes that `fair_share.kept` returns."""
         files = number(db, "bytes")
         fixed = one(db, "SELECT coalesce(sum(cost), 0) FROM others WHERE name NOT LIKE 'bad/%'")
         fixed += one(db, "SELECT coalesce(sum(cost), 0) FROM reservations")
@@ -236,8 +234,8 @@ class Quota:
 
 
 def delete_manifests(db: sqlite3.Connection, entries: Entries, agent: bytes) -> None:
-    """Delete an agent's manifest files, the newest last: until it is gone, the agent is
-    unchanged."""
+    """Delete an agent's manifest files, the newest last, so that an interruption leaves the agent's
+    newest manifest."""
     for generation in reversed(agent_rows.generations(db, agent)):
         entries.delete(manifest_entry(agent, generation))
 
@@ -246,17 +244,17 @@ logger = logging.getLogger("semantic.store")
 
 NAME = "written.json"
 MOST_DAYS = 31
-"""The most days in the file: the latest days, and always today, even if the clock was set back."""
+"""The most days in the file: the latest days, and always today, even after a clock set back."""
 SETTLE_BYTES = 64 << 20
 SETTLE_SECONDS = 600.0
-"""Write the file, one page, after counting this many bytes or after this many seconds."""
+"""After this many bytes, or this many seconds, the ledger writes its file of one page."""
 _MOST_FILE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class WriteLimits:
-    """The bytes that the store may write per day, and the bytes for which the drive is rated; None
-    means unlimited or unknown."""
+    """The bytes that the store may write per day (None: unlimited), and the bytes for which the
+    drive is rated (None: unknown)."""
 
     max_a_day: int | None = None
     rated: int | None = None
@@ -277,12 +275,12 @@ class _Written:
 
 
 class WriteLedger:
-    """How many bytes a store has written on each day, reported as `Wear`. Thread-safe. Raises
-    nothing.
+    """Counts the bytes that a store writes on each day, and reports them as `Wear`. Thread-safe.
+    Its methods raise nothing.
 
     Counts block files, manifests and the store's own small files, from all processes, but not
     SQLite's writes. Saves the count only occasionally, so `kill -9` loses its last minutes. The
-    clock defines the day: if it jumps, bytes count for a wrong day, but the total stays right.
+    clock defines the day: after a jump, bytes count for a wrong day, but the total stays right.
     """
 
     def __init__(
@@ -294,7 +292,7 @@ class WriteLedger:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`now` returns Unix time in seconds; `clock` is any clock that never jumps."""
+        """`now` returns Unix time; `clock` never jumps. Both return seconds."""
         self._folder = folder
         self._limits = limits
         self._durable = durable
@@ -337,7 +335,7 @@ class WriteLedger:
         return is_reached
 
     def settle_if_due(self) -> None:
-        """Call `settle` if many bytes are pending, or if the last call was long ago."""
+        """Call `settle` at `SETTLE_BYTES` pending, or `SETTLE_SECONDS` after the last call."""
         with self._mutex:
             is_due = (
                 self._pending.total() >= SETTLE_BYTES
@@ -347,7 +345,7 @@ class WriteLedger:
             self.settle()
 
     def settle(self) -> None:
-        """Add the pending count to the file. If that fails, the next call tries again."""
+        """Add the pending bytes to the file's counts. The next call retries a failure."""
         with self._mutex:
             self._settled = self._clock()
             counted = Counter(self._pending)
@@ -378,7 +376,7 @@ def _encoded(written: _Written) -> bytes:
 
 
 def _decoded(data: bytes) -> _Written:
-    """Return the counts in `data`. Raises ValueError unless `_encoded` can have made it."""
+    """Return the counts in `data`. Raises ValueError unless `data` has the form of `_encoded`."""
     match json.loads(data):
         case {"since": str(since), "total": int(total), "days": dict(days)}:
             found = _Written(_date(since), _count(total))

@@ -2,15 +2,14 @@
 
 All rows follow from the files, and the store rebuilds a missing index from them. `blocks.used` and
 `agents.saved` are values of a counter that grows with each use, not times. `proof` is a checksum of
-a row's immutable values, because SQLite does not detect a flipped bit inside a value. A checksum
-does not cover the file: an outdated row has a right one too, so the store compares the row with its
-file. `agents.generation` is the generation of the manifest that defines the agent's chain.
-`manifests.frame` is the beginning of the manifest's file. `agents` has indexes by scope and time
-(see `Manifest.place`) and by parent, so that listing a page of agents reads only one file per
-agent. `tokens` sorts blocks with the same parent so that those that share most tokens are
-neighbours. A row has `width` bytes per token: 3, so that four rows fit into a page, or 4 if an id
-needs them (see `narrow`). Triggers maintain the numbers of rows and the sums of costs, so that
-checking the quota reads one row, however many blocks there are.
+a row's immutable values, because SQLite does not detect a flipped bit inside a value. An outdated
+row has a right checksum too, so the store compares the row with its file. `agents.generation` is
+the generation of the manifest that defines the agent's chain. `manifests.frame` is the beginning of
+the manifest's file. `agents` has indexes by scope and time (see `Manifest.place`) and by parent, so
+that listing a page of agents reads only one file per agent. `tokens` sorts blocks with the same
+parent so that the blocks that share most tokens are neighbours. A row has `width` bytes per token:
+3, so that four rows fit into a page, or 4 if an id needs 4 bytes (see `narrow`). Triggers maintain
+the numbers of rows and the sums of costs, so that a check of the quota reads only one row.
 """
 
 from __future__ import annotations
@@ -171,9 +170,9 @@ GROUP BY tag
 _PROOF_BYTES = 16
 _WIDTHS = (3, TOKEN_BYTES)
 _BEFORE_TOKENS = 6
-"""The number of values that precede the tokens in the checksum of a block's row."""
+"""The number of values before the tokens in the checksum of a block's row."""
 _MAX_COUNTER = MAX_NUMBER + (MAX_NUMBER >> 1)
-"""Larger than every counter, and not far below SQLite's largest integer."""
+"""A number that exceeds every counter, and is not far below SQLite's largest integer."""
 
 _BLOCKS = """
 SELECT t.width, t.packed, b.proof, b.hash, b.part, b.parent, b.start, b.n_tokens, b.body_bytes,
@@ -205,8 +204,8 @@ class IndexBrokenError(Exception):
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Create the tables in an empty database. Call it in a transaction, so that an error leaves
-    none."""
+    """Create the tables in an empty database. Call `create` in a transaction, so that an error
+    leaves no tables."""
     statement = ""
     for line in SCRIPT.splitlines(keepends=True):
         statement += line
@@ -238,8 +237,8 @@ def _definitions(db: sqlite3.Connection) -> list[tuple[object, ...]]:
 
 
 def watch_removals(db: sqlite3.Connection) -> None:
-    """Make this connection note the whole blocks whose rows it deletes without rolling back. Uses a
-    temporary table, which neither the file nor other connections see."""
+    """Make this connection note the hashes of the complete blocks whose rows it deletes. Uses a
+    temporary table: a rollback undoes the notes, and other connections do not see them."""
     if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'blocks'").fetchone() is None:
         return  # the index is still being created
     db.execute("CREATE TEMP TABLE IF NOT EXISTS removed(hash BLOB)")
@@ -247,7 +246,7 @@ def watch_removals(db: sqlite3.Connection) -> None:
 
 
 def take_removals(db: sqlite3.Connection) -> list[BlockHash]:
-    """Return the blocks noted because of `watch_removals` since the last call."""
+    """Return the hashes that the connection has noted since the last call, see `watch_removals`."""
     if db.execute("SELECT 1 FROM temp.sqlite_master WHERE name = 'removed'").fetchone() is None:
         return []
     removed = [BlockHash(blob(row[0])) for row in db.execute("SELECT hash FROM temp.removed")]
@@ -266,7 +265,7 @@ def recount(db: sqlite3.Connection) -> None:
 
 
 def block_proof(*values: object) -> bytes:
-    """Return the checksum of a block's row; `values` are in the order of `verify_rows`."""
+    """Return the checksum of a block's row, given its values in the order of `verify_rows`."""
     return _hash("block-row-v1", values)
 
 
@@ -303,8 +302,8 @@ def _hash(domain: str, values: Iterable[object]) -> bytes:
 
 
 def _bytes(value: object) -> bytes:
-    """Return a value as bytes that begin with its type, since SQLite stores any type in any
-    column."""
+    """Return a value as bytes that begin with a letter for its type, since SQLite stores any type
+    in any column."""
     match value:
         case bytes():
             return b"b" + value
@@ -319,8 +318,8 @@ def _bytes(value: object) -> bytes:
 
 
 def narrow(packed: bytes) -> bytes | None:
-    """Return `packed` with three bytes per token, in an order that sorts equally; None if an id
-    needs four."""
+    """Return the tokens in `packed` with three bytes each, which sort like `packed`; None if an id
+    needs four bytes."""
     if any(packed[3::4]):
         return None
     narrowed = bytearray(len(packed) // 4 * 3)
@@ -346,7 +345,7 @@ def packed_in(width: object, stored: object) -> bytes:
 
 
 def number(db: sqlite3.Connection, name: str) -> int:
-    """Return a number that the triggers maintain: "agents", "blocks", "bytes" or "pinned"."""
+    """Return the number `name` that the triggers maintain: agents, blocks, bytes or pinned."""
     row = db.execute("SELECT value FROM numbers WHERE name = ?", (name,)).fetchone()
     if row is None:
         raise IndexBrokenError(f"the index has no count of {name}")
@@ -354,7 +353,7 @@ def number(db: sqlite3.Connection, name: str) -> int:
 
 
 def one(db: sqlite3.Connection, sql: str) -> int:
-    """Return the integer that `sql` selects. Raises IndexBrokenError if it selects nothing."""
+    """Return the integer that `sql` selects. Raises IndexBrokenError if no row matches."""
     row = db.execute(sql).fetchone()
     if row is None:
         raise IndexBrokenError(f"expected a row in the index: {sql}")
@@ -362,14 +361,14 @@ def one(db: sqlite3.Connection, sql: str) -> int:
 
 
 def whole(value: object) -> int:
-    """Return `value`, which must be an integer, although SQLite stores any type in any column."""
+    """Return `value`. Raises IndexBrokenError unless it is an integer."""
     if not isinstance(value, int):
         raise IndexBrokenError(f"expected a whole number in the index, got {type(value).__name__}")
     return value
 
 
 def blob(value: object) -> bytes:
-    """Return `value`, which must be bytes."""
+    """Return `value`. Raises IndexBrokenError unless it is bytes."""
     if not isinstance(value, bytes):
         raise IndexBrokenError(f"expected bytes in the index, got {type(value).__name__}")
     return value

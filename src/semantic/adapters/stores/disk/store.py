@@ -1,14 +1,14 @@
 """The disk tier: blocks and manifests as files in one folder, for all models and processes.
 
-Implements `StorePort` and `AgentIndexPort`. Anything that cannot be verified counts as missing.
-Calls block on the disk; put a write-behind queue in front where that matters.
+Implements `StorePort` and `AgentIndexPort`. A file that fails verification counts as missing. Calls
+wait for the disk; a write-behind queue in front makes writes return at once.
 
     put    temporary file -> rename -> index row
     save   blocks synced -> manifest synced -> rename -> index row -> folder synced
     read   file -> checksums, hash and tokens compared -> the caller's memory
 
-Do not fork a process that has a store open. Knows locks, counters and which failures count as a
-miss; does not know how to write files and rows.
+Do not fork a process that has a store open. Knows locks, counters and the failures that count as a
+miss; does not know how to write files or rows.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 NO_LIMITS = WriteLimits()
 _UNREADABLE = {errno.EACCES, errno.EPERM, errno.EIO}
-"""Errors that persist: after moving the file to `bad/`, the store can write the block again."""
+"""Lasting errors: the store moves such a file to `bad/`, so that it can write the block again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class FolderView:
 
 
 class DiskStore:
-    """At most `max_bytes` in one folder, for all processes together. Thread-safe. Methods without a
-    docstring: see its ports. Only methods whose docstring says so raise errors because of disk
-    faults."""
+    """Stores at most `max_bytes` in one folder, for all processes together. Thread-safe. Methods
+    without a docstring: see its ports. A method raises errors for disk faults only if its docstring
+    says so."""
 
     def __init__(self, store: OpenStore) -> None:
         self._store = store
@@ -99,18 +99,18 @@ class DiskStore:
         writes: WriteLimits = NO_LIMITS,
         observer: BlockObserver | None = None,
     ) -> DiskStore:
-        """Open the store in `folder`, creating it if missing. Deletes nothing, even if it exceeds
-        the quota.
+        """Open the store in `folder`, creating it if missing. Deletes nothing, even from a store
+        that exceeds the quota.
 
         `max_bytes` is the quota, or a function that computes the quota from the bytes that the
-        folder already takes. With `durable`, a saved agent survives power loss. Without it, an
-        agent survives only the end of the process, and a torn file counts as missing. A `secret`
-        takes the place of the folder's own secret, whose file stays: entries written under the
-        folder's own secret are not found. `writes` limits the bytes written per day. `observer`
-        learns what this process stores and removes, but nothing about other processes.
+        folder already takes. With `durable`, a saved agent survives power loss. Without `durable`,
+        an agent survives only the end of the process, and a torn file counts as missing. A `secret`
+        replaces the folder's own secret, whose file stays; the store then finds no entries written
+        under the folder's secret. `writes` limits the bytes written per day. `observer` learns of
+        the blocks that this process stores and removes, not of other processes' blocks.
 
-        Raises StoreError, with nothing changed, if the folder is not a store, is unsafe, has a
-        newer format or is not writable, and InvalidRequestError if the quota is below 1.
+        Raises InvalidRequestError if the quota is below 1. Raises StoreError, with nothing changed,
+        if the folder is not a store, is unsafe, has a newer format or is not writable.
         """
         files = files or FileSystem()
         return cls(
@@ -127,8 +127,8 @@ class DiskStore:
 
     @staticmethod
     def inspect(folder: Path) -> FolderView | None:
-        """Return a summary of `folder`, without opening or changing it; None if it is not a store.
-        Raises StoreError if the store has a newer format or is unreadable."""
+        """Return a summary of `folder`, without opening or changing it; None if it contains no
+        store. Raises StoreError if the store has a newer format or is unreadable."""
         files = FileSystem()
         try:
             number = read_format(folder, files)
@@ -269,8 +269,8 @@ class DiskStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. `n_bytes` is the number that counts against the quota: whole
-        pages, including folders, manifests, the index and quarantined files."""
+        """See `CacheStorePort.stats`. `n_bytes` is the total for the quota: the whole pages of
+        blocks, folders, manifests, the index and quarantined files."""
         n_blocks, n_bytes, n_agents, pinned = self._query(self._sizes, failed=(0, 0, 0, 0))
         return [
             StoreStats(
@@ -309,9 +309,9 @@ class DiskStore:
     ) -> CheckReport:
         """Verify the headers of all files and, with `read_data`, every byte. Changes nothing.
 
-        A `subset` of (n, m) means only the n-th of m equal shares. `on_progress` counts files; the
-        total comes from the index and is approximate. Raises InvalidRequestError for an invalid
-        `subset`, and StoreError if the folder is unreadable.
+        A `subset` (n, m) limits the check to the n-th of m equal shares of files. `on_progress`
+        counts files; its total comes from the index and is approximate. Raises InvalidRequestError
+        for an invalid `subset`, and StoreError if the folder is unreadable.
         """
         known, done = sum(one.n_blocks + one.n_agents for one in self.stats()), count(1)
         total = known // max(1, subset[1])
@@ -324,12 +324,12 @@ class DiskStore:
 
     def gc(self, *, dry_run: bool, on_progress: OnProgress = no_progress) -> CollectReport:
         """Delete blocks without an agent, unfinished files of dead processes, quarantined files,
-        and blocks beyond the quota; with `dry_run`, only report them. `on_progress` counts blocks
-        without an agent. Raises StoreError on failure."""
+        and blocks beyond the quota; with `dry_run`, only report these files. `on_progress` counts
+        blocks without an agent. Raises StoreError on failure."""
         return maintenance.collect(self._store, dry_run=dry_run, on_progress=on_progress)
 
     def rebuild_index(self) -> None:
-        """Derive the index from the files again. Raises StoreError on failure."""
+        """Build a new index from the files. Raises StoreError on failure."""
         try:
             with self._store.write_lock:
                 self._store.rebuild()
@@ -339,7 +339,7 @@ class DiskStore:
     # Failures count
 
     def _query(self, query: Callable[[sqlite3.Connection], T], *, failed: T) -> T:
-        """Return the result of `query` on the index; `failed` if the disk fails."""
+        """Return the result of `query` on the index, or `failed` if the disk fails."""
 
         def read() -> T:
             with self._store.index.reading() as db:
@@ -352,7 +352,7 @@ class DiskStore:
             return failed
 
     def _change(self, action: Callable[[], T], *, failed: T) -> T:
-        """Return the result of `action`; `failed` if the disk fails."""
+        """Return the result of `action`, or `failed` if the disk fails."""
         try:
             return self._store.with_recovery(action)
         except OSError as error:
@@ -360,8 +360,8 @@ class DiskStore:
             return failed
 
     def _verified(self, key: BlockKey, read: Callable[[], T]) -> T | None:
-        """Return the result of `read`, which verifies a block; None, after counting the reason, if
-        it fails."""
+        """Return the result of `read`, which verifies a block; count the reason and return None if
+        `read` fails."""
         try:
             result = read()
         except DamagedError as damage:
@@ -383,7 +383,7 @@ class DiskStore:
         return None
 
     def _is_unreadable(self, key: BlockKey) -> bool:
-        """Return whether reading a file fails again, since a first failure may be transient."""
+        """Return whether a second read of a file fails too: a failure may be transient."""
         try:
             self._store.reader.check(key)
         except OSError as error:

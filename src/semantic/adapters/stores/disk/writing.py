@@ -42,9 +42,9 @@ from semantic.domain.prefix import continues, ends_of_turn
 from semantic.domain.stored import Manifest, StoredBlock
 
 _TRIES = 64
-"""A call fails after losing this many races against other processes."""
+"""The number of lost races against other processes after which a call fails."""
 _GENERATIONS = 2
-"""How many manifests of an agent to keep: the newest, and one more in case that is damaged."""
+"""The number of an agent's manifests to keep: the newest, and a spare in case of damage."""
 
 
 class QuotaExceededError(Exception):
@@ -60,8 +60,8 @@ class Agents:
         self._counts = store.counts
 
     def save(self, manifest: Manifest) -> bool:
-        """Write `manifest` as its agent's next generation. Return False if, at every try, another
-        process saved the agent first. Raises QuotaExceededError if the manifest does not fit."""
+        """Write `manifest` as its agent's next generation. Return False if another process saved
+        the agent first at every try. Raises QuotaExceededError if the manifest does not fit."""
         return any(self._store.with_recovery(lambda: self._save(manifest)) for _ in range(_TRIES))
 
     def newest(self, key: bytes) -> Manifest | None:
@@ -74,7 +74,7 @@ class Agents:
         return None
 
     def remove(self, key: bytes) -> bool:
-        """Delete the agent's manifests; return False if it has none."""
+        """Delete the agent's manifests; return False if the agent has no manifest."""
         store = self._store
         with store.index.writing() as db:
             if not agent_rows.generations(db, key):
@@ -123,8 +123,8 @@ class Agents:
         return True
 
     def _next_generation(self, known: Sequence[int], key: bytes) -> int:
-        """Return the number after the newest generation, skipping numbers for which a file exists.
-        Raises OSError if a foreign manifest has used the largest number."""
+        """Return the first number after the newest generation for which no file exists. Raises
+        OSError if a foreign manifest has used the largest number."""
         generation = 1 + max(known, default=0)
         while self._store.entries.exists(manifest_entry(key, generation)):
             generation += 1
@@ -135,7 +135,7 @@ class Agents:
     def _install(
         self, filed: FiledManifest, entry: Entry, data: bytes, reservation: int
     ) -> list[BlockHash] | None:
-        """Write the file, rename it and add the row; return the hashes of the agent's previous
+        """Write the file, rename it and add the row. Return the hashes of the agent's previous
         blocks; None if another process saved this generation first. Holds the folder's lock, so
         that no process takes the name between check and rename."""
         store = self._store
@@ -156,11 +156,12 @@ class Agents:
         return before
 
     def _delete_superseded(self, filed: FiledManifest, before: Sequence[BlockHash]) -> None:
-        """Delete what the saved manifest replaces. A failure only delays the deletion.
+        """Delete the files that the saved manifest makes unneeded. A failure only delays the
+        deletion.
 
-        Deletes old generations, their turns' checkpoints, and partial blocks that the agent needed
-        before or whose tokens begin one of its new blocks. If the manifest does not continue the
-        old history, that history's other blocks will be evicted sooner.
+        Deletes old generations, their turns' checkpoints, and partial blocks that the agent no
+        longer needs or whose tokens begin a new block. If the manifest does not continue the old
+        history, eviction takes that history's other blocks sooner.
         """
         store, manifest = self._store, filed.manifest
         known = set(before)
@@ -193,9 +194,9 @@ class Agents:
     def _ends_of_old_turns(
         self, key: bytes, last: Sequence[BlockLink]
     ) -> dict[int, list[BlockHash]]:
-        """Return, by generation, the last blocks of those turns and prompts whose checkpoints to
-        delete. Reads the files before the index is locked, and only if the newest turn, which ends
-        with `last`, has a checkpoint: otherwise the model does not use checkpoints."""
+        """Return, by generation, the last blocks of the old turns and prompts whose checkpoints the
+        store deletes. Reads the manifests before it locks the index, and only if the newest turn,
+        which ends with `last`, has a checkpoint: otherwise the model uses no checkpoints."""
         with self._store.index.reading() as db:
             if not block_rows.find(db, [link.key(Part.CHECKPOINT) for link in last]):
                 return {}
@@ -207,9 +208,9 @@ class Agents:
 
     def _ends_of_turn(self, key: bytes, generation: int, newer: int) -> list[BlockHash]:
         """Return the last blocks of the turn that `generation` saved, and of its prompt. Empty if a
-        manifest is unreadable or generation `newer` does not continue that prompt, as after a
-        compaction: the agent may return to that prompt, and eviction deletes its checkpoints
-        eventually."""
+        manifest is unreadable, or if generation `newer` does not continue that prompt, for example
+        after a compaction: the agent may return to the prompt, and eviction deletes its checkpoints
+        later."""
         try:
             old, after = (
                 read_manifest(self._store.entries, key, one)[0].manifest
@@ -226,8 +227,8 @@ class Agents:
             return agent_rows.generations(db, key)
 
     def _first_sound(self, key: bytes, generations: Sequence[int]) -> FiledManifest | None:
-        """Return the first intact manifest. Quarantine damaged ones before it, and drop missing
-        ones."""
+        """Return the first intact manifest. Quarantine the damaged manifests before it, and drop
+        the rows of missing manifests."""
         for generation in generations:
             try:
                 filed, file = read_manifest(self._store.entries, key, generation)
@@ -290,8 +291,8 @@ class Blocks:
         return True
 
     def sync(self) -> list[Entry]:
-        """Make the blocks written since the last call durable; return the entries for which this
-        failed."""
+        """Make the blocks written since the last call durable; return the entries that failed to
+        sync."""
         return self._flusher.flush()
 
     def drop(self, entry: Entry) -> None:
@@ -312,8 +313,7 @@ class Blocks:
                 block_rows.drop(db, key)
 
     def _is_stored(self, key: BlockKey) -> bool:
-        """Return whether the block has both a row and its file. Drop a row whose file is
-        missing."""
+        """Return whether the block has a row and a file. Drop a row without a file."""
         with self._store.index.reading() as db:
             known = block_rows.file_bytes(db, key)
         if known is None:
@@ -325,7 +325,7 @@ class Blocks:
         return False
 
     def _write(self, block: StoredBlock, entry: Entry, reservation: int) -> None:
-        """Write a temporary file, rename it and add the row, either completely or not at all."""
+        """Write a temporary file, rename it and add the row: all three steps, or none."""
         store = self._store
         body = block.data()
         header = encode_header(block)
@@ -344,8 +344,8 @@ class Blocks:
 
 
 class Flusher:
-    """Block files that may not be durable yet. Not thread-safe: callers lock. Syncs the files'
-    contents first, then the folders that contain their names. The manifest is synced after both."""
+    """Syncs block files that may not be durable yet: first their contents, then the folders with
+    their names. Callers sync the manifest afterwards. Not thread-safe: callers lock."""
 
     def __init__(self, entries: Entries, counts: Counts) -> None:
         self._entries = entries
@@ -357,8 +357,8 @@ class Flusher:
         self._waiting[entry] = None
 
     def flush(self) -> list[Entry]:
-        """Sync all waiting files; return those that failed, which must not be trusted. Never
-        retries, since after a failed sync the system may report success without writing."""
+        """Sync all waiting files; return the files that failed, which callers must not trust. Never
+        retries: after a failed sync, the system may report success without writing."""
         waiting, self._waiting = list(self._waiting), {}
         failed = [entry for entry in waiting if not self._sync(entry)]
         bad = {shard for shard in {e.shard for e in waiting} if not self._sync_shard(shard)}
@@ -388,8 +388,8 @@ class Flusher:
 
 
 def _is_reachable(db: sqlite3.Connection, link: BlockLink) -> bool:
-    """Return whether the block is a first block or the index has its parent. Other blocks may not
-    evict anything."""
+    """Return whether the block is the first in its chain or the index has its parent. Writing any
+    other block must not evict."""
     if link.parent == link.scope.root:
         return True
     return block_rows.file_bytes(db, BlockKey(link.parent, Part.FULL)) is not None
