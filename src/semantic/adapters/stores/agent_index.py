@@ -1,4 +1,4 @@
-"""Agents of stores: AgentTable in memory, TierAgents for two tiers, QueuedAgents behind a queue.
+"""Agents of stores: AgentTable for memory, TierAgents for two tiers, QueuedAgents for a queue.
 
 TierAgents and QueuedAgents implement `AgentIndexPort`. These classes know about manifests; they
 know nothing about blocks or evictions.
@@ -23,12 +23,11 @@ from semantic.domain.stored import AgentName, Manifest, Pinned, Place
 from semantic.ports.store import AgentIndexPort
 
 ENTRY_BYTES = 1024
-"""Bytes that a block or manifest takes in addition to its body and tokens: objects, keys, table
-entries."""
+"""Bytes of a block or manifest in addition to its body and tokens: objects, keys, table entries."""
 TOKEN_BYTES = 48
-"""Bytes for each token: an int and two pointers, even if several entries share the int."""
+"""Bytes counted for each token: an int and two pointers, even if entries share the int."""
 LINK_BYTES = 640
-"""Bytes of a manifest for each of its blocks: the block's hash, and the agents that need the
+"""Bytes of a manifest for each block: the block's hash, and the set of agents that need the
 block."""
 _CHARACTER_BYTES = 4
 
@@ -38,7 +37,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class SavedAgent:
-    """A manifest with packed tokens, and the blocks into which its tokens divide."""
+    """A manifest with packed tokens, and the blocks that hold these tokens."""
 
     bare: Manifest
     tokens: bytes
@@ -74,7 +73,7 @@ class AgentTable:
 
     def __init__(self) -> None:
         self.users: dict[BlockHash, dict[AgentName, None]] = {}
-        """The agents that need each block."""
+        """The agents that need a block, by the block's hash."""
         self._saved: dict[AgentName, SavedAgent] = {}
         self._listed: dict[Scope, list[Place]] = {}  # sorted
         self._names: dict[tuple[Scope, str], dict[str, None]] = {}  # agents' names, by parent
@@ -134,8 +133,8 @@ class AgentTable:
 
 
 def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
-    """Remove a member, and the group once the group is empty. Ignores a missing member, because a
-    chain may contain a block twice."""
+    """Remove a member from its group, and the group if the group is now empty. Ignores a missing
+    member, because a chain may contain a block twice."""
     members = groups.get(group, {})
     members.pop(member, None)
     if not members:
@@ -144,8 +143,8 @@ def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TierAgents:
-    """The agents of two tiers. Manifests and generations in `cold` take precedence. `pins` is the
-    tier whose quota limits pins. Methods without a docstring: see `AgentIndexPort`."""
+    """The agents of two tiers. Manifests and generations in `cold` precede those in `warm`. `pins`
+    is the tier whose quota limits pins. Methods without a docstring: see `AgentIndexPort`."""
 
     _warm: AgentIndexPort
     _cold: AgentIndexPort
@@ -164,7 +163,7 @@ class TierAgents:
         return list(dict.fromkeys([*self._warm.scopes(), *self._cold.scopes()]))
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
-        """See `AgentIndexPort.page`. An agent in both tiers appears once, as in `cold`."""
+        """See `AgentIndexPort.page`. Lists an agent in both tiers once, from `cold`."""
         cold = ((one, True) for one in walk(self._cold, scope, limit, after))
         warm = ((one, False) for one in walk(self._warm, scope, limit, after))
         found: dict[str, Manifest] = {}
@@ -199,7 +198,7 @@ class _Save:
     manifest: Manifest
     number: int = 0
     generation: int | None = None
-    """The generation that the manifest will get; None until it is needed."""
+    """The generation that the manifest will get; None until a caller needs the number."""
 
     @property
     def agent(self) -> AgentName:
@@ -209,8 +208,8 @@ class _Save:
 class QueuedAgents:
     """The agents of a store behind a queue, including those whose manifests are still queued.
 
-    A queued manifest waits for the blocks put before it. The queue holds only the newest manifest
-    of an agent; a manifest replaced there gets no generation. Methods without a docstring: see
+    A queued manifest waits for the blocks put before it. The queue holds only an agent's newest
+    manifest; a manifest replaced in the queue gets no generation. Methods without a docstring: see
     `AgentIndexPort`.
     """
 
@@ -275,8 +274,8 @@ class QueuedAgents:
         return self._inner.users(hashes)
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """See `AgentIndexPort.remove`. The removal bypasses the queue: the agent is gone on
-        return."""
+        """See `AgentIndexPort.remove`. Removes the agent from the queue and from `inner` before it
+        returns."""
         agent = scope, agent_id
         with self._changed:
             was_queued = self._saves.pop(agent, None) is not None

@@ -1,7 +1,7 @@
 """Write-behind queue in front of a slow store: puts return at once, threads write.
 
 Implements `StorePort` in front of another store. Finds and reads queued blocks in the queue. Knows
-how many bytes are queued; knows nothing about when, where or how the store writes them.
+the number of queued bytes; does not know when, where or how the store writes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from semantic.domain.stored import BlockHeader, BlockRead, Found, StoredBlock, S
 from semantic.ports.store import StorePort
 
 QUEUED_BLOCK_BYTES = 1024
-"""Bytes that a queued block counts in addition to its body, so that the limit covers blocks without
-a body too."""
+"""Bytes counted for a queued block in addition to its body, so that blocks without a body count
+too."""
 _KEPT_FOR_OTHERS = 8
-"""A single tenant cannot fill the last 1/8 of the queue, since a full queue drops other tenants'
-blocks."""
+"""The divisor for the part of the queue, 1/8, that a single tenant cannot fill: a full queue drops
+other tenants' blocks."""
 MAX_TOUCHES = 1000
-"""The most touches to queue. Drops further ones, which only makes the eviction order less exact."""
+"""The most touches to queue. The queue drops more touches, and eviction becomes less exact."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,12 +51,12 @@ class BackgroundStore:
     """Accepts writes at once. Threads pass them to `inner`, in `WriteOrder`. Thread-safe.
 
     Queues at most `max_queued_bytes` of blocks (each counts `QUEUED_BLOCK_BYTES` in addition to its
-    body). With several tenants, each may fill at most 7/8 of that; public prefixes do not count as
-    a tenant. Drops blocks that exceed these limits (backpressure), and everything during a
-    back-off. Queues only the newest manifest of an agent; one replaced in the queue gets no
-    generation. After `close`, `inner` has everything that was not dropped; a process that ends
-    without `close` loses the queue. `flush` and `close` raise IntegrityError if a bug has ended a
-    thread. Methods without a docstring: see `CacheStorePort`.
+    body). With several tenants, each tenant may fill at most 7/8 of the queue; public prefixes do
+    not count as a tenant. Drops blocks beyond these limits (backpressure), and all writes during a
+    back-off. Queues only an agent's newest manifest; a manifest replaced in the queue gets no
+    generation. `close` passes all queued writes to `inner`; a process that ends without `close`
+    loses the queue. `flush` and `close` raise IntegrityError if a bug has ended a thread. Methods
+    without a docstring: see `CacheStorePort`.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class BackgroundStore:
         forgets_at_once: bool = False,
         close_seconds: float = math.inf,
     ) -> None:
-        """`tier` is the tier as which `stats` reports the queue. Threads pass blocks on when `pace`
-        allows, and in any case during `flush` and `close`.
+        """`stats` reports the queue as `tier`. Threads pass blocks to `inner` when `pace` allows,
+        and without delay during `flush` and `close`.
 
-        Writing takes time from computing: if there is a `pace`, checkpoints from before a turn's
-        end come last, and the queue drops them while it is more than half full. Each of several
-        `threads` passes on one block at a time; all other writes wait for the blocks put before
-        them, as with one thread. With `forgets_at_once`, `inner` orders writes and removals itself,
-        so neither `drop` nor `remove` waits for a write. `close` drops the remaining writes after
-        `close_seconds`. Raises InvalidRequestError if `max_queued_bytes` is below 1.
+        Writing takes time from computing: with a `pace`, checkpoints from before a turn's end come
+        last, and a queue that is more than half full drops these checkpoints. Each of the `threads`
+        writes one block at a time; manifests and touches wait for all blocks put before them. With
+        `forgets_at_once`, `inner` orders writes and removals itself, so `drop` and `remove` wait
+        for no write. `close` drops the remaining writes after `close_seconds`. Raises
+        InvalidRequestError if `max_queued_bytes` is below 1.
         """
         if max_queued_bytes < 1:
             raise InvalidRequestError(
@@ -212,14 +212,14 @@ class BackgroundStore:
         return bytes(data)
 
     def prefetch(self, header: BlockHeader) -> bool:
-        """See `CacheStorePort.prefetch`. Bypasses the queue: blocks waiting in it are already in
+        """See `CacheStorePort.prefetch`. Does nothing for a queued block, which is already in
         memory."""
         with self._changed:
             is_queued = header.key in self._blocks
         return is_queued or self.inner.prefetch(header)
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.touch`. Drops touches once `MAX_TOUCHES` are queued."""
+        """See `CacheStorePort.touch`. Drops the touch if `MAX_TOUCHES` touches are queued."""
         with self._changed:
             if self._queue.error is None and self._touches < MAX_TOUCHES:
                 self._touches += 1
@@ -229,8 +229,8 @@ class BackgroundStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. The first entry is the queue: there, "dropped" counts blocks
-        that never reached the inner store, and "back-offs" counts pauses after failed writes."""
+        """See `CacheStorePort.stats`. The first entry is the queue. Its "dropped" counts blocks
+        that never reached `inner`, its "back-offs" counts pauses after failed writes."""
         with self._changed:
             queue = StoreStats(
                 self._tier,
@@ -285,7 +285,7 @@ class BackgroundStore:
         self._touches -= 1
 
     def _has_room(self, job: _Put) -> bool:
-        """Return whether the block fits and leaves room for other tenants, if there are any."""
+        """Return whether the block fits and leaves space for other tenants, if others exist."""
         own, most = self._tenants[job.tenant] + job.n_bytes, self._queue.max_bytes
         if len(self._tenants.keys() - {self._public}) > 1 and own > most - most // _KEPT_FOR_OTHERS:
             return False
@@ -321,6 +321,6 @@ class BackgroundStore:
 
 
 def _joined(written: Sequence[BlockHeader], queued: Sequence[BlockHeader]) -> list[BlockHeader]:
-    """Return the header of each block once: if it is in both lists, the one in `queued`."""
+    """Merge two lists of headers; for a block in both lists, keep the header in `queued`."""
     keys = {one.key for one in queued}
     return [*(one for one in written if one.key not in keys), *queued]

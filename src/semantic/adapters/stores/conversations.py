@@ -1,7 +1,7 @@
-"""Responses and turns on disk, each kind in its own SQLite file, which survives the process.
+"""Responses and turns on disk, in one SQLite file each; the files survive the process.
 
 If the disk fails, responses stay in memory, and the server renders missing turns again. Knows
-records and which failures are permanent; knows nothing about the API.
+records and the permanent failures of a disk; knows nothing about the API.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from semantic.ports.store import ResponsesPort
 
 
 def _ignore(_: str) -> None:
-    """The default of `notify`."""
+    """Do nothing: the default of the parameter `notify`."""
 
 
 class SqliteResponses:
@@ -40,7 +40,7 @@ class SqliteResponses:
         self._records.put(key_of(tenant, response.id), encoded(response), owner_of(tenant))
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """See `ResponsesPort.delete`. Overwrites the response's text, in the database's log too."""
+        """See `ResponsesPort.delete`. Overwrites the response's text, also in SQLite's log."""
         return self._records.delete(key_of(tenant, response_id))
 
     def close(self) -> None:
@@ -48,8 +48,8 @@ class SqliteResponses:
 
 
 class FallbackResponses:
-    """Implements `ResponsesPort` with `disk` and, where that fails, with `memory`: until the
-    process ends, a full or locked disk loses no response. `notify` receives one sentence, at the
+    """Implements `ResponsesPort` with `disk` and, when `disk` fails, with `memory`: a full or
+    locked disk loses no response until the process ends. Calls `notify` with a sentence at the
     first failure."""
 
     def __init__(
@@ -114,7 +114,7 @@ class FallbackResponses:
 
 
 _HEAD: Final = struct.Struct("<?32sQ32s")
-"""A flag for a parent, the parent's digest, how many of its tokens precede the turn's, the digest
+"""Has-parent flag, parent's digest, number of the parent's tokens before the turn's tokens, digest
 of the turn's thought."""
 _NO_POINT: Final = bytes(32)
 
@@ -138,7 +138,7 @@ class DiskTurns:
         return None if data is None else decoded_turn(point, data)
 
     def put(self, turn: Turn) -> None:
-        """See `TurnsPort.put`. On return, the file contains the turn, for this machine only."""
+        """See `TurnsPort.put`. The file on this machine contains the turn on return."""
         if not turn.tokens and self.get(turn.point) is not None:
             return
         try:

@@ -1,6 +1,6 @@
-"""EvictionOrder: which entries of several tenants to evict first when a shared quota is full.
+"""EvictionOrder: selects the entries of several tenants to evict when their quota is full.
 
-Knows tenants, sizes and uses; knows nothing about what an entry is or how to drop it.
+Knows tenants, sizes and uses; does not know what an entry is or how to drop one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ E = TypeVar("E", bound=Hashable)
 
 @dataclass(slots=True)
 class _Tenant(Generic[E]):
-    """A tenant's entries in three queues: unpinned, unpinned and abandoned by their agents, and
-    pinned. Each queue maps entries to their last uses (values of a counter), oldest first."""
+    """A tenant's entries in three queues: `lru` (unpinned), `left` (unpinned, abandoned by their
+    agents), `pinned`. A queue maps entries to last uses (values of a counter), oldest first."""
 
     lru: OrderedDict[E, int] = field(default_factory=OrderedDict)
     left: OrderedDict[E, int] = field(default_factory=OrderedDict)
@@ -42,7 +42,7 @@ class _Tenant(Generic[E]):
             self.pinned_bytes -= size
 
     def is_evictable(self, entry: E) -> bool:
-        """Return whether the tenant has the entry and it is not pinned."""
+        """Return whether the entry is an unpinned entry of the tenant."""
         return entry in self.lru or entry in self.left
 
     def entries(self, *, pinned: bool) -> Iterator[E]:
@@ -52,7 +52,7 @@ class _Tenant(Generic[E]):
         return itertools.chain(map(itemgetter(0), used), self.pinned if pinned else ())
 
     def abandon(self, entries: Iterable[E]) -> None:
-        """Count `entries` as last used at `left_at`, so that eviction takes them sooner."""
+        """Set the last use of `entries` to `left_at`, so that eviction takes them sooner."""
         firsts = (next(iter(one.values()), self.uses) for one in (self.lru, self.left))
         at = left_at(min(firsts), self.uses)
         for entry in entries:
@@ -77,13 +77,12 @@ class _Tenant(Generic[E]):
 
 
 class EvictionOrder(Generic[E]):
-    """Keeps entries within `max_bytes`, provided that callers evict what `victims` returns.
+    """Keeps entries within `max_bytes`, if callers evict the entries that `victims` returns.
 
-    The least recently used entry goes first, its dependents before it. To make room for a tenant,
-    entries of larger tenants go first, from the largest tenant down, pinned entries last; then the
-    tenant's own unpinned entries. `public` does not count as a tenant: if only one other tenant
-    exists, that tenant may pin everything, and public entries never evict its pins. Not
-    thread-safe.
+    Eviction takes the least recently used entry first, after its dependents. To make room for a
+    tenant, entries of larger tenants go first, from the largest tenant down, pinned entries last;
+    then the tenant's own unpinned entries. `public` does not count as a tenant: the only other
+    tenant may pin everything, and public entries never evict its pins. Not thread-safe.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class EvictionOrder(Generic[E]):
         self.tenants[tenant].use(entry)
 
     def abandon(self, tenant: bytes, entries: Iterable[E]) -> None:
-        """Let eviction take `entries`, which their agents no longer need, sooner."""
+        """Make eviction take `entries` sooner, since their agents no longer need them."""
         self.tenants[tenant].abandon(entries)
 
     def clear(self) -> None:
@@ -138,7 +137,7 @@ class EvictionOrder(Generic[E]):
         self, tenant: bytes, n_bytes: int, spared: Collection[E] = ()
     ) -> Collection[E] | None:
         """Return the entries to evict so that `n_bytes` more of `tenant` fit; None if they cannot
-        fit next to its pinned entries, the spared entries and the bytes that other tenants keep."""
+        fit next to its pinned and spared entries and the bytes that other tenants keep."""
         excess = self.n_bytes + n_bytes - self.max_bytes
         if excess <= 0:
             return ()
@@ -154,16 +153,16 @@ class EvictionOrder(Generic[E]):
         return found if total >= excess else None
 
     def oldest(self, n_bytes: int) -> Collection[E]:
-        """Return unpinned entries of at least `n_bytes` in total, or all if there are fewer: the
-        least recently used entries of the largest tenants."""
+        """Return the least recently used unpinned entries of the largest tenants, `n_bytes` or more
+        in total; all unpinned entries if they have fewer bytes."""
         return self._first(self._order(b"", 0, (), pins_stay=True), n_bytes)[0]
 
     def _of(self, tenant: bytes) -> _Tenant[E]:
         return self.tenants.get(tenant, _Tenant())
 
     def _first(self, order: Iterable[E], n_bytes: int) -> tuple[Collection[E], int]:
-        """Return the first distinct entries that add up to `n_bytes`, or all, and their total
-        bytes."""
+        """Return the first distinct entries with at least `n_bytes` in total (all if they have
+        fewer), and their total bytes."""
         found: dict[E, None] = {}
         total = 0
         for entry in order:
@@ -177,8 +176,8 @@ class EvictionOrder(Generic[E]):
     def _order(
         self, tenant: bytes, then: int, spared: Collection[E], *, pins_stay: bool
     ) -> Iterator[E]:
-        """Yield everything that may be evicted for `tenant`, which will have `then` bytes; entries
-        may repeat. Other tenants lose only bytes above `then`, the largest tenant first, and lose
+        """Yield the entries that `tenant`, which will have `then` bytes, may evict; entries may
+        repeat. Other tenants lose only bytes above `then`, the largest tenant first. They lose
         pinned entries last or, with `pins_stay`, never."""
         larger = [
             (-one.n_bytes, tag)
@@ -204,7 +203,7 @@ class EvictionOrder(Generic[E]):
         yield from self._expanded(self._of(tenant).entries(pinned=False), spared)
 
     def _expanded(self, entries: Iterable[E], spared: Collection[E]) -> Iterator[E]:
-        """Yield the `entries` that are not spared, each after its dependents."""
+        """Yield the entries outside `spared`, each after its dependents."""
         for entry in entries:
             if entry not in spared:
                 yield from self._dependents_first(entry)

@@ -43,7 +43,7 @@ from semantic.domain.stored import (
 from semantic.ports.store import BlockObserver
 
 _MAX_REFUSED = 1000
-"""How many refused blocks to remember. Forgetting one too early only makes a worse choice of
+"""The number of refused blocks to remember. Forgetting a block too early only worsens the choice of
 victims."""
 _SECRET_BYTES = 32
 
@@ -54,10 +54,10 @@ class MemoryStore:
     """Keeps the most recently used blocks and manifests, up to `max_bytes`. Thread-safe.
 
     A block takes the bytes of its body and tokens plus `ENTRY_BYTES`; a manifest counts likewise.
-    Blocks and manifests share one `EvictionOrder`. Once no agent's newest manifest needs a block
-    any more, the block counts as used longer ago, see `left_at`. Putting a block never evicts its
-    ancestors, so a chain that is too long keeps its beginning. Only the time of calls that return
-    all entries grows with their number. Methods without a docstring: see its ports.
+    Blocks and manifests share one `EvictionOrder`. A block that no agent's newest manifest needs
+    any more counts as used longer ago, see `left_at`. Putting a block never evicts its ancestors,
+    so a chain that is too long keeps its beginning. Only calls that return all entries take longer
+    with more entries. Methods without a docstring: see its ports.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class MemoryStore:
         counts_bodies: bool = True,
         observer: BlockObserver | None = None,
     ) -> None:
-        """Without `counts_bodies`, the quota leaves out the bodies, which are elsewhere. Raises
-        InvalidRequestError if the quota is below 1 or the secret does not have 32 bytes."""
+        """Without `counts_bodies`, the quota does not count bodies, which another component stores.
+        Raises InvalidRequestError if the quota is below 1 or the secret does not have 32 bytes."""
         if max_bytes < 1:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         if secret is not None and len(secret) != _SECRET_BYTES:
@@ -89,7 +89,7 @@ class MemoryStore:
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. Always False: the memory tier writes nothing."""
+        """See `CacheStorePort.holds_back`. Always False: the memory tier uses no disk."""
         return False
 
     @property
@@ -195,7 +195,7 @@ class MemoryStore:
         return self._save(manifest)
 
     def remember(self, manifest: Manifest) -> bool:
-        """Save `manifest` under the generation that another store gave it."""
+        """Save `manifest` with the generation that another store has assigned."""
         return self._save(manifest, manifest.generation)
 
     def _save(self, manifest: Manifest, generation: int | None = None) -> bool:
@@ -253,9 +253,9 @@ class MemoryStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. Counts "dropped manifests" and "evicted manifests"
-        separately. "superseded" counts partial blocks dropped because a longer block contains their
-        tokens."""
+        """See `CacheStorePort.stats`. "dropped" and "evicted" count blocks; "dropped manifests" and
+        "evicted manifests" count manifests. "superseded" counts partial blocks dropped because a
+        longer block contains their tokens."""
         with self._lock:
             return [
                 StoreStats(
@@ -270,8 +270,8 @@ class MemoryStore:
             ]
 
     def release(self, n_bytes: int) -> bool:
-        """Evict at least `n_bytes` of the largest tenants' least recently used, unpinned entries;
-        return whether anything was evicted."""
+        """Evict the least recently used unpinned entries of the largest tenants, `n_bytes` or more;
+        return whether the store evicted an entry."""
         with self._lock:
             victims = self._order.oldest(n_bytes)
             for victim in victims:
@@ -299,8 +299,8 @@ class MemoryStore:
                 self._order.use(self._tenant(key), key)
 
     def _abandon(self, chain: Sequence[BlockHash]) -> None:
-        """Let eviction take the blocks of `chain` that no agent needs any more sooner, the chain's
-        end first."""
+        """Make eviction take the blocks of `chain` that no agent needs any more sooner, starting at
+        the chain's end."""
         left = (name for name in reversed(chain) if name not in self._agents.users)
         keys = [key for key in _keys(left) if key in self._blocks]
         if keys:
@@ -318,15 +318,15 @@ class MemoryStore:
         return self._evict_for(link.scope.tenant, n_bytes, {*_keys(self._lineage(link))})
 
     def _evict_for(self, tenant: bytes, n_bytes: int, spared: Collection[_Entry]) -> bool:
-        """Evict until `n_bytes` more of `tenant` fit; if that is impossible, evict nothing and
-        return False."""
+        """Evict until `n_bytes` more of `tenant` fit. If they cannot fit, evict nothing and return
+        False."""
         victims = self._order.victims(tenant, n_bytes, spared)
         for victim in victims or ():
             self._evict(victim)
         return victims is not None
 
     def _dependents(self, key: _Entry) -> Iterator[BlockKey]:
-        """Yield the stored blocks that are useless without the block `key`."""
+        """Yield the stored blocks that need the block `key`."""
         if not isinstance(key, BlockKey) or key.part is not Part.FULL:
             return
         others = (BlockKey(key.hash, part) for part in Part if part is not Part.FULL)
@@ -335,8 +335,7 @@ class MemoryStore:
             yield from (header.key for header in self._children.of(key.hash, part))
 
     def _lineage(self, link: BlockLink) -> set[BlockHash]:
-        """Return the hashes of the block and of its ancestors, up to the first that is not
-        stored."""
+        """Return the hashes of the block and of its ancestors, up to the first missing ancestor."""
         found = {link.hash}
         parent = self._blocks.get(BlockKey(link.parent, Part.FULL))
         while parent is not None and parent.header.link.hash not in found:
@@ -408,8 +407,8 @@ class MemoryStore:
             self._pin(saved.chain, -1)
 
     def _drop_superseded(self, before: Sequence[BlockLink], after: Sequence[BlockLink]) -> None:
-        """Drop partial blocks that no agent needs and whose tokens begin a longer block. Considers
-        the blocks `before`, and blocks whose tokens begin one of `after`."""
+        """Drop partial blocks that no agent needs and whose tokens begin a longer block. Searches
+        the blocks `before`, and blocks whose tokens begin a block in `after`."""
         keys = (link.key(Part.FULL) for link in before)
         found = [self._blocks[key].header for key in keys if key in self._blocks]
         for link in after:
@@ -433,8 +432,8 @@ def _keys(names: Iterable[BlockHash]) -> list[BlockKey]:
 
 
 def data_of(block: StoredBlock | None, header: BlockHeader) -> bytes | memoryview | None:
-    """Return the bytes of `block`, waiting for them if necessary; None if its header is not
-    `header`, or if the bytes never arrive."""
+    """Return the body of `block`, waiting for its bytes if necessary; None if the block does not
+    have this `header`, or if the bytes never arrive."""
     if block is None or block.header != header:
         return None
     try:
@@ -445,7 +444,7 @@ def data_of(block: StoredBlock | None, header: BlockHeader) -> bytes | memoryvie
 
 def fill(read: BlockRead, block: StoredBlock | None) -> bool:
     """Copy the body of `block` into the targets of `read`. Return False, leaving the targets
-    unchanged, if the headers differ in any field, or body and targets in size."""
+    unchanged, if the headers differ, or if the body does not have the targets' size."""
     data = data_of(block, read.header)
     if data is None or sum(map(len, read.segments)) != len(data):
         return False

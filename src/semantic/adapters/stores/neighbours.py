@@ -1,4 +1,4 @@
-"""Finds the blocks, out of those that follow one parent, that share most tokens with a prompt.
+"""Finds, among the blocks that follow one parent, the blocks that share most tokens with a prompt.
 
 In the sort order of packed tokens, blocks that share many tokens are neighbours, so a few searches
 find the nearest among any number of blocks. Knows headers and packed tokens; does not know where
@@ -24,17 +24,17 @@ from semantic.domain.stored import BlockHeader
 Search = Callable[[bytes], bytes | None]
 
 _FEW = 8
-"""Compares all siblings if there are at most this many: most parents have a single child."""
+"""The most siblings to compare one by one: most parents have a single child."""
 _BEHIND = b"\xff" * 33
-"""Sorts after every hash."""
+"""A byte string that sorts after every hash."""
 
 
 def nearest(like: bytes, at_most: Search, above: Search) -> list[bytes]:
-    """Return those members of a sorted set of packed tokens that are worth comparing with `like`.
+    """Return the members of a sorted set of packed tokens that are worth comparing with `like`.
 
-    These are all prefixes of `like`, and one that shares most tokens with `like`, if `begins_like`
-    holds for it. `at_most` returns the last member up to its argument, `above` the first member
-    after its argument.
+    Returns all prefixes of `like`, and a member that shares most tokens with `like` if
+    `begins_like` accepts that member. `at_most` returns the last member up to its argument, `above`
+    the first member after its argument.
     """
     found: dict[bytes, None] = {}
     after = above(like)
@@ -68,11 +68,11 @@ class Children:
         self._families: dict[tuple[BlockHash, Part], _Family] = {}
 
     def add(self, header: BlockHeader) -> None:
-        """Insert a header, unless it is present already."""
+        """Insert a header; do nothing if the header is present."""
         self._families.setdefault((header.link.parent, header.part), _Family()).add(header)
 
     def remove(self, header: BlockHeader) -> None:
-        """Remove a header that was inserted."""
+        """Remove an inserted header."""
         place = header.link.parent, header.part
         family = self._families[place]
         family.remove(header)
@@ -92,7 +92,7 @@ class Children:
         return [] if family is None else family.nearest(like)
 
     def longer(self, header: BlockHeader) -> bool:
-        """Return whether a sibling begins with all tokens of `header` and has more."""
+        """Return whether a sibling begins with the tokens of `header` and has more tokens."""
         family = self._families.get((header.link.parent, header.part))
         packed = pack_tokens(header.link.tokens)
         after = None if family is None else family.above(packed)
@@ -100,7 +100,7 @@ class Children:
 
 
 class _Family:
-    """The blocks of one part that follow one parent; if there are many, sorted as well."""
+    """The blocks of one part that follow one parent; also sorted if more than `_FEW`."""
 
     __slots__ = ("_sorted", "headers")
 

@@ -1,7 +1,7 @@
 """Small records in one SQLite file: bytes by key, within a quota of bytes, durable.
 
 Every row has a checksum; a row that does not match its checksum counts as missing. Sorts SQLite's
-errors into system failures (StoreError) and a corrupt file, which is quarantined and replaced. Does
+errors into system failures (StoreError) and a corrupt file, which it quarantines and replaces. Does
 not know the meaning of the bytes, and knows owners only by name.
 """
 
@@ -76,29 +76,29 @@ FileId = tuple[int, int]
 """Device and inode."""
 
 _CORRUPT: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-"""Since the statements never change, SQLITE_ERROR means that a table has another definition."""
+"""Codes of a corrupt file: the statements never change, so SQLITE_ERROR means a wrong table."""
 
 _REFUSALS: Final = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
-"""Leaves out SQLITE_CANTOPEN: this module has just opened the file itself, so SQLite cannot open it
-only if file descriptors have run out."""
+"""SQLite's codes for a lack of permission. SQLITE_CANTOPEN is not among them: this module has just
+opened the file, so SQLite fails to open it only without free file descriptors."""
 
 _TRANSIENT: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 
 
 class BrokenDatabaseError(Exception):
-    """The file was corrupt and is now in quarantine."""
+    """The database file was corrupt and is now in quarantine."""
 
 
 class UnusableFileError(StoreError):
-    """The file will stay unusable, and the failed call changed nothing."""
+    """The database file stays unusable; the failed call changed nothing."""
 
 
 class Records:
     """Records in one file, created on first use in an existing folder. Thread-safe.
 
     Beyond `max_bytes`, deletes the oldest records of the largest other owner while that owner has
-    more bytes than the writing owner will have; after that, those of the writing owner. `noun`
-    names the records in messages. `notify` receives a sentence when a corrupt file is quarantined.
+    more bytes than the writing owner will have; then the writing owner's oldest records. Messages
+    call the records `noun`. Calls `notify` after quarantining a corrupt file.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Records:
         self._database = RecordDatabase(path, noun, notify)
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the record under `key`; None if it is missing or damaged. Raises StoreError."""
+        """Return the record under `key`; None if missing or damaged. Raises StoreError."""
         try:
             with self._database.held() as db:
                 row = db.execute("SELECT proof, data FROM records WHERE key = ?", (key,)).fetchone()
@@ -132,8 +132,8 @@ class Records:
                 raise StoreError(f"cannot store {self._noun}: {error}") from error
 
     def delete(self, key: bytes) -> bool:
-        """Delete and overwrite a record, also in the log; False if it is missing. Raises
-        StoreError."""
+        """Delete and overwrite a record, also in SQLite's log; return False if it is missing.
+        Raises StoreError."""
         try:
             with self._database.held() as db:
                 gone = db.execute("DELETE FROM records WHERE key = ?", (key,)).rowcount
@@ -202,9 +202,9 @@ class RecordDatabase:
 
     @contextmanager
     def held(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection to one thread at a time. An exception rolls the transaction back.
+        """Yield the connection to one thread at a time. An exception rolls the transaction back.
 
-        Raises StoreError if the system fails. If the file is corrupt, quarantines it and raises
+        Raises StoreError if the system fails. Quarantines a corrupt file and raises
         BrokenDatabaseError; the next call starts with an empty file.
         """
         with self._mutex:
@@ -256,9 +256,8 @@ class RecordDatabase:
         return db
 
     def _prepare_files(self) -> FileId:
-        """Make sure that the file is a plain file of this user that no other user can read; return
-        its identity. Raises BrokenDatabaseError if something else, for example a symbolic link, has
-        the file's name."""
+        """Make the file a plain file that only this user can read; return its identity. Raises
+        BrokenDatabaseError if the file's name is anything else, for example a symbolic link."""
         self._file = None
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -275,7 +274,7 @@ class RecordDatabase:
 
     def _require_folder(self) -> None:
         """Raise UnusableFileError if a link or another folder has replaced the file's folder,
-        because SQLite would follow it."""
+        because SQLite would follow the link."""
         found = self._path.parent.lstat()
         here = found.st_dev, found.st_ino
         if not stat.S_ISDIR(found.st_mode) or self._folder not in (None, here):
@@ -369,7 +368,7 @@ def _require_tables(db: sqlite3.Connection) -> None:
 
 
 def _proof_of(key: bytes, data: bytes) -> bytes:
-    """Return the checksum of a row. It covers the key as well, to detect swapped rows."""
+    """Return the checksum of a row. The checksum covers the key too, to detect swapped rows."""
     return digest("record-v1", key, data)
 
 
@@ -379,7 +378,7 @@ def _file_id(path: Path) -> FileId:
 
 
 def _is_corrupt(error: sqlite3.Error) -> bool:
-    """Return whether the file is to blame for the error, not the system."""
+    """Return whether SQLite's error comes from a corrupt file, not from the system."""
     return _code(error) in _CORRUPT
 
 

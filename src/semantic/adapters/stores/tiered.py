@@ -1,7 +1,7 @@
-"""Two tiers as one store: a fast warm one and a durable cold one.
+"""Two tiers as one store: a fast `warm` tier and a durable `cold` tier.
 
-Implements `CacheStorePort`. Writes everything to both tiers, as far as their quotas allow. Moves
-nothing between them. Does not know how either tier stores blocks.
+Implements `CacheStorePort`. Writes every block to both tiers, as far as their quotas allow. Moves
+no block between the tiers. Does not know how a tier stores blocks.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from semantic.ports.store import StorePort
 
 
 class TieredStore:
-    """Reads from `warm` whatever it contains, and everything else from `cold`, directly into the
-    targets. Reading copies nothing to `warm`, because restored sequences put their blocks again.
+    """Reads blocks from `warm`, and blocks that `warm` lacks from `cold`, directly into the
+    targets. A read copies no block to `warm`, because restored sequences put their blocks again.
 
     Methods without a docstring: see `CacheStorePort`.
     """
@@ -113,8 +113,8 @@ class TieredStore:
             self.cold.close()
 
     def _body(self, header: BlockHeader, n_bytes: int) -> Body | None:
-        """Return a verified body from `cold`, without clearing or copying memory, since either
-        would delay the thread that steps the engine."""
+        """Return a verified body from `cold`. Neither clears nor copies memory, because that would
+        delay the thread that steps the engine."""
         if header.part is Part.CHECKPOINT or not n_bytes:
             return self.cold.read(header)
         room = memoryview(mmap(-1, n_bytes // len(header.link.tokens) * BLOCK_TOKENS))
@@ -124,7 +124,7 @@ class TieredStore:
 
 @dataclass(frozen=True, slots=True)
 class _Prefetched:
-    """A body in memory. See `DeferredBody`."""
+    """A `DeferredBody` whose bytes are in memory already."""
 
     body: memoryview
 
@@ -136,10 +136,11 @@ class _Prefetched:
 
 
 class SharedTiers(TieredStore):
-    """This machine's tiers as `warm`, in front of `cold`, a store shared by several machines.
+    """This machine's tiers as `warm`, in front of `cold`, a store that several machines share.
 
-    Asks `cold` only for blocks that `warm` lacks, and puts them into `warm`, so that each block
-    crosses the network once. Pins count against the quota of `warm`, because its drive wears out.
+    Reads from `cold` only the blocks that `warm` lacks, and puts them into `warm`, so that each
+    block crosses the network once. Pins count against the quota of `warm`, because its drive wears
+    out.
     """
 
     def __init__(self, warm: StorePort, cold: StorePort) -> None:
@@ -175,8 +176,8 @@ class SharedTiers(TieredStore):
         return body
 
     def _keep(self, header: BlockHeader, body: bytes) -> None:
-        """Put the block as interim, since this machine need not write what another machine has
-        written."""
+        """Put the block into `warm` as interim, since this machine need not write a block that
+        another machine has written."""
         self.warm.put(StoredBlock(header, body, interim=True))
 
 

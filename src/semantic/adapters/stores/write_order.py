@@ -1,6 +1,6 @@
 """WriteOrder picks the next queued write; UploadPace decides when blocks may be uploaded.
 
-They know numbers, headers and times; they know nothing about bodies or stores.
+Both classes know numbers, headers and times; they know nothing about bodies or stores.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from semantic.domain.stored import BlockHeader, StoredBlock
 from semantic.ports.generation import Clock
 
 LINGER = 60.0
-"""Seconds that a partial interim block waits for a longer block that makes it unnecessary. Its
-checkpoint is from before the turn's end, which most likely brings the longer block."""
+"""Seconds that a partial interim block waits for a longer block, which makes the partial block
+unnecessary and most likely comes at the turn's end."""
 
 
 class WriteOrder:
     """The order of queued writes: mostly the order of their arrival. Not thread-safe.
 
     Holds back two kinds of writes of an unfinished request. A partial block of keys and values
-    lingers, because a longer block most likely replaces it at the end of the turn. With `defers`,
-    checkpoints from before the turn's end, and their windows, give way to all other writes: where
-    writing takes time from decoding, the blocks from which the next turn continues go first.
+    lingers (waits), because a longer block most likely replaces it at the end of the turn. With
+    `defers`, checkpoints from before the turn's end, and their windows, come last: writing takes
+    time from decoding, so the blocks from which the next turn continues go first.
     """
 
     def __init__(self, clock: Callable[[], float], *, defers: bool) -> None:
-        """If `defers`, interim checkpoints and windows give way to all other writes."""
+        """With `defers`, interim checkpoints and windows come after all other writes."""
         self._clock = clock
         self._defers = defers
         self._prompt: dict[int, None] = {}
@@ -39,7 +39,7 @@ class WriteOrder:
         self._held: dict[BlockKey, int] = {}  # writes' numbers, of both kinds
 
     def add(self, number: int, block: StoredBlock | None = None) -> None:
-        """Add a write; `block` is None if it writes no block. `number` exceeds all earlier
+        """Add a write; `block` is None for a write of other data. `number` exceeds all earlier
         numbers."""
         if block is None or not block.interim:
             self._prompt[number] = None
@@ -61,11 +61,11 @@ class WriteOrder:
             del self._held[key]
 
     def holds(self, key: BlockKey) -> bool:
-        """Return whether a write of this block is held back."""
+        """Return whether the order holds back a write of the block `key`."""
         return key in self._held
 
     def hasten(self, key: BlockKey) -> None:
-        """Stop holding a block back, because its turn has ended."""
+        """Stop holding back the block `key`, because its turn has ended."""
         number = self._held.get(key)
         if number is not None:
             self.discard(number)
@@ -77,8 +77,8 @@ class WriteOrder:
         return [n for n, (shorter, _) in self._lingering.items() if _extends(longer, shorter)]
 
     def next(self, *, lingers: bool = True) -> int | None:
-        """Return the number of the next due write without removing it; None if no write is due.
-        Without `lingers`, no write waits for a longer block."""
+        """Return the number of the next write that may start, without removing it; None if all
+        writes must wait. Without `lingers`, no write waits for a longer block."""
         number = next(iter(self._prompt), None)
         waiting, (_, due) = next(iter(self._lingering.items()), (None, (None, 0.0)))
         if waiting is not None and not (lingers and due > self._clock()):
@@ -86,17 +86,17 @@ class WriteOrder:
         return next(iter(self._deferred), None) if number is None else number
 
     def oldest_deferred(self) -> int | None:
-        """Return the number of the oldest write that gives way to all others; None if none does."""
+        """Return the number of the oldest deferred write; None if no write is deferred."""
         return next(iter(self._deferred), None)
 
     def delay(self) -> float | None:
-        """Return the seconds until the first lingering write is due; None if no write lingers."""
+        """Return the seconds until a lingering write may start; None if no write lingers."""
         _, due = next(iter(self._lingering.values()), (None, None))
         return None if due is None else max(0.0, due - self._clock())
 
 
 def _extends(longer: BlockHeader, shorter: BlockHeader) -> bool:
-    """Return whether `longer` begins with all tokens of `shorter` and has more."""
+    """Return whether `longer` begins with the tokens of `shorter` and has more tokens."""
     mine, other = longer.link, shorter.link
     return (
         longer.part is Part.FULL
@@ -107,42 +107,42 @@ def _extends(longer: BlockHeader, shorter: BlockHeader) -> bool:
 
 
 MOST_COST = 0.01
-"""The fraction by which uploads may lengthen decode steps. Half of the real limit, because samples
-are few and miss effects on the processor's caches."""
+"""The fraction by which uploads may lengthen decode steps: half of the intended limit, because
+samples are few and miss effects on the processor's caches."""
 MOST_COST_OF_PREFILL = 0.05
-"""The fraction by which uploads may lengthen steps that only prefill. Larger, because if an upload
-comes late, another replica has to repeat the prefill."""
+"""The fraction by which uploads may lengthen steps that only prefill. It is larger because another
+replica repeats the prefill if an upload comes late."""
 ASSUMED_COST = 0.5
-"""The assumed seconds by which one second of uploading lengthens decode steps, until measured."""
+"""The seconds by which a second of uploading lengthens decode steps, until measurements exist."""
 LEAST_REST = 1 / 8
-"""The shortest rest, as a fraction of the uploading time, since steps during rests serve as a
+"""The shortest rest, as a fraction of the uploading time: steps during rests serve as a
 comparison."""
 MOST_BUSY = 0.25
-"""After uploading for this many seconds, no further upload starts before a rest."""
+"""The seconds of uploading after which no further upload starts before a rest."""
 MOST_REST = 10.0
 """The longest rest in seconds, so that uploads never cease."""
 MOST_SAVED = 0.05
-"""Seconds of uploading that earlier idle time can pay for, so that a turn's end uploads at once."""
+"""Seconds of uploading that earlier idle time pays for, so that a turn's end uploads at once."""
 IDLE = 1.0
-"""This many seconds after an engine's last step, uploads cost nothing."""
+"""The seconds after an engine's last step from which on uploads cost nothing."""
 FEWEST_STEPS = 16
-"""How many steps must overlap uploads before the cost of uploads counts as measured."""
+"""The number of steps with uploads after which the cost of uploads counts as measured."""
 _STEPS = 128
-"""How many of the latest steps with uploads determine the cost."""
+"""The number of latest steps with uploads that determine the cost."""
 _FEWEST_ALONE, _STEPS_ALONE, _SECONDS_ALONE = 8, 32, 60.0
-"""With how many steps without uploads to compare a step: at least, and at most; and their largest
-age in seconds, limited because contexts grow."""
+"""The least and the largest number of steps without uploads to compare a step with, and the largest
+age of these steps in seconds, limited because contexts grow."""
 _MOST_TIMES = 3.0
-"""A step counts as at most this many times the usual: something else delayed longer ones."""
+"""The longest step to count, as a multiple of the usual step: other work delays longer steps."""
 _NO_REST = 1e-6
-"""A rest shorter than this many seconds is only a rounding error."""
+"""The seconds below which a rest is only a rounding error."""
 _ASK_AGAIN = 0.25
-"""During a rest, seconds between checks whether engines still step."""
+"""Seconds between two checks, during a rest, that engines still step."""
 
 
 class _Beside(NamedTuple):
-    """A step: by how many seconds it was longer than usual, and for how many seconds it overlapped
-    uploads."""
+    """A step beside uploads: the seconds by which it exceeded the usual step, and the seconds for
+    which it overlapped uploads."""
 
     excess: float
     overlap: float
@@ -153,13 +153,13 @@ class UploadPace:
 
     Measures the cost of uploads by comparing decode steps that overlap an upload with decode steps
     of equally many requests that do not. After uploading, rests until the lengthening is below
-    `MOST_COST` of all time. Steps that only prefill may be lengthened more. Uploads that cost
-    nothing rest only to provide steps for the comparison, and do not rest at all while no engine
-    steps. Where steps of one kind differ much, for example because other programs are busy, the
-    cost is overestimated, since longer steps overlap uploads more often.
+    `MOST_COST` of all time. Uploads may lengthen steps that only prefill more. Uploads without cost
+    rest only to provide steps for the comparison, and do not rest while no engine steps. If steps
+    of equally many requests differ much, for example because other programs are busy, the pace
+    overestimates the cost, since longer steps overlap uploads more often.
 
-    An upload calls `begin` once `delay` is 0, and `end` at its end. Each engine reports its steps
-    to its own observer, which `new_observer` returns.
+    An upload calls `begin` when `delay` is 0, and `end` at its end. Each engine reports its steps
+    to its own observer from `new_observer`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -213,8 +213,8 @@ class UploadPace:
                 self._owed = min(MOST_REST, owed)
 
     def stepped(self, seconds: float, *, decoded: bool = True) -> float:
-        """Record a step of `seconds` that ends now; return for how many seconds it overlapped
-        uploads."""
+        """Record a step of `seconds` that ends now; return the seconds for which the step
+        overlapped uploads."""
         with self._lock:
             now = self._stepped = self._clock()
             started = now - seconds
@@ -229,19 +229,19 @@ class UploadPace:
             return found
 
     def compared(self, excess: float, overlap: float) -> None:
-        """Record a step that overlapped uploads for `overlap` seconds and took `excess` seconds
-        more than the usual step without uploads."""
+        """Record a step that overlapped uploads for `overlap` seconds and was `excess` seconds
+        longer than the usual step without uploads."""
         with self._lock:
             self._beside.append(_Beside(excess, overlap))
 
     def _rest(self, now: float, more: float = 0.0) -> None:
-        """Subtract from the rest due the time since `_settled`, which had no uploads, and `more`
+        """Reduce the owed rest by the time since `_settled`, which had no uploads, and by `more`
         seconds."""
         owed = self._owed - (now - self._settled) - more
         self._owed, self._settled = max(-MOST_SAVED * self._times(), owed), now
 
     def _times(self) -> float:
-        """Return how many seconds to rest for each second of uploading."""
+        """Return the seconds of rest for each second of uploading."""
         return max(LEAST_REST, self._cost() / MOST_COST - 1)
 
     def _cost(self) -> float:
@@ -252,7 +252,7 @@ class UploadPace:
 
 
 class DecodeSteps:
-    """Measures one engine's decode steps with and without uploads. See `StepObserver`."""
+    """Measures one engine's decode steps with and without uploads. Implements `StepObserver`."""
 
     def __init__(self, pace: UploadPace) -> None:
         self._pace = pace

@@ -1,6 +1,6 @@
 """WriteQueue: threads that do queued jobs in `WriteOrder`, with a pace, back-off and a byte limit.
 
-Knows the waiting jobs and whether they fail; knows neither what they write nor for which caller.
+Knows the waiting jobs and their failures; does not know their data or their callers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from semantic.domain.errors import IntegrityError
 from semantic.domain.stored import QUEUE_COUNTERS, StoredBlock
 
 FAILURES = 3
-"""Consecutive failed writes before the queue backs off."""
+"""The number of consecutive failed writes after which the queue backs off."""
 FIRST_PAUSE = 1.0
 """Seconds of the first back-off. Each further failure doubles the pause."""
 MAX_PAUSE = 30.0
@@ -50,7 +50,7 @@ class WriteQueue:
         self.changed = threading.Condition()
         self.max_bytes = max_bytes
         self.n_bytes = 0
-        """Bytes of waiting and running writes, as counted by the queue's owner."""
+        """Bytes of waiting and running writes; the queue's owner counts them."""
         self.pace = pace
         self.order = WriteOrder(clock, defers=pace is not None)
         self.counts: Counter[str] = Counter(dict.fromkeys(QUEUE_COUNTERS, 0))
@@ -87,8 +87,8 @@ class WriteQueue:
         ended: Callable[[], None],
         block: StoredBlock | None = None,
     ) -> int:
-        """Queue a job and return its number. A thread calls `write`, then `ended` while holding
-        `changed`. If the job writes a `block`, the thread calls the pace's `begin` first."""
+        """Queue a job and return its number. A thread calls `write`, then, holding `changed`,
+        `ended`. If the job writes a `block`, the thread first calls the pace's `begin`."""
         self._numbers += 1
         self._queue[self._numbers] = _Entry(job, write, ended, block is not None)
         self.order.add(self._numbers, block)
@@ -96,7 +96,7 @@ class WriteQueue:
         return self._numbers
 
     def take(self, number: int) -> object | None:
-        """Remove a job from the queue and return it; None if it is no longer queued."""
+        """Remove a job from the queue and return it; None if the job is no longer queued."""
         self.order.discard(number)
         entry = self._queue.pop(number, None)
         return None if entry is None else entry.job
@@ -109,8 +109,8 @@ class WriteQueue:
         return [entry.job for entry in self._current.values()]
 
     def attempt(self, write: Callable[[], bool], dropped: str) -> None:
-        """Call `write` without holding `changed`. During a back-off, or once the time for closing
-        is over, only count it as `dropped`."""
+        """Call `write` without holding `changed`. During a back-off, or after the time for closing,
+        only add 1 to the count `dropped`."""
         with self.changed:
             if self.backoff.is_on() or self._clock() >= self._ends:
                 self.counts[dropped] += 1
@@ -120,7 +120,7 @@ class WriteQueue:
             self.backoff.record(succeeded=succeeded)
 
     def drain(self) -> None:
-        """Wait until all jobs queued so far have finished. Call it without holding `changed`."""
+        """Wait until all jobs queued so far have finished. Callers must not hold `changed`."""
         with self.changed:
             last = self._numbers
             self.is_flushing += 1
@@ -136,7 +136,7 @@ class WriteQueue:
 
     def close(self) -> None:
         """Like `drain`, but drop the jobs that remain after `close_seconds`; then end the threads.
-        Call it without holding `changed`."""
+        Callers must not hold `changed`."""
         with self.changed:
             self._ends = self._clock() + self._close_seconds
         try:
@@ -181,7 +181,7 @@ class WriteQueue:
         return True
 
     def _next(self) -> tuple[int, _Entry] | None:
-        """Wait for the next job and remove it from the queue; None once no more jobs will come."""
+        """Wait for the next job; return it, removed from the queue, or None after the last job."""
         with self.changed:
             while self.error is None:
                 hurries = self.is_flushing or self._closing or self.is_over_half
@@ -199,8 +199,8 @@ class WriteQueue:
         return None
 
     def _until_start(self, number: int) -> float | None:
-        """Return the seconds until the job may start; None if it has to wait for another job to
-        finish."""
+        """Return the seconds until the job may start; None if the job has to wait for another
+        job."""
         if not self._queue[number].is_block:
             return None if self._current else 0.0
         hurries = self.is_flushing or self._closing
@@ -208,9 +208,9 @@ class WriteQueue:
 
 
 class Backoff:
-    """Exponential back-off: pauses writes after `FAILURES` consecutive failures, then lets one
-    write through. If that write fails, the next pause is twice as long, up to `MAX_PAUSE` seconds.
-    Not thread-safe."""
+    """Exponential back-off: pauses writes after `FAILURES` consecutive failures, then allows one
+    write. If that write fails, the next pause is twice as long, up to `MAX_PAUSE` seconds. Not
+    thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -224,7 +224,7 @@ class Backoff:
 
     @property
     def has_begun(self) -> bool:
-        """True if writes have been paused and none has succeeded since."""
+        """True if writes have paused and no write has succeeded since."""
         return self._until is not None
 
     def record(self, *, succeeded: bool) -> None:
