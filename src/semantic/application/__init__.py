@@ -1,1 +1,1 @@
-"""The engine and its policies. Standard library only: models and stores arrive through ports."""
+"""The engine and its policies. Imports only the standard library: models and stores are ports."""

@@ -1,1 +1,1 @@
-"""The agents of a served model: the agent of each request, and the state of each agent."""
+"""The agents of a served model: finds each request's agent, and reports each agent's state."""

@@ -1,8 +1,8 @@
 """AgentDirectory: lists, describes, forks, pins and deletes the agents of one model.
 
-Combines the engine, which runs agents, with the store, which saves them. Methods that take the
-engine run on its thread, between two steps; the others may run on any thread. Knows nothing about
-transports.
+Combines the engine, which runs agents, with the store, which saves them. Methods with an `engine`
+parameter run on the engine's thread, between two steps; other methods may run on any thread. Knows
+nothing about transports.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from semantic.ports.agents import (
 from semantic.ports.store import StorePort
 
 MAX_ID_LENGTH = 256
-"""Most characters in an agent's name."""
+"""The most characters of an agent's name."""
 _LOOKED = 200
-"""The most saved agents to read for a page, unless its limit is higher: each is a file."""
+"""The most saved agents to read for a page, unless its limit is higher: each agent is a file."""
 
 Owner: TypeAlias = str | bytes
-"""A tenant's name; its tag if the name is unknown and the engine has nothing of the tenant."""
+"""A tenant's name, or its tag if the name is unknown and the engine holds no agent of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The state of an agent in the engine at one moment. `tokens` and `note` are from its running
-    request or its idle cache. The pool holds the first `pool_tokens` of its saved tokens."""
+    """The state of an agent in the engine at one moment. `tokens` and `note` are from the running
+    request or idle cache. The pool holds the first `pool_tokens` of the agent's saved tokens."""
 
     state: AgentState = "idle"
     tokens: int = 0
@@ -70,10 +70,10 @@ class Activity:
 
 
 class AgentDirectory:
-    """The agents of one model, tenant by tenant."""
+    """Lists and changes the agents of one model, for one tenant per call."""
 
     def __init__(self, store: StorePort, namespace: bytes, model: str) -> None:
-        """`namespace` identifies the model's content (see `namespace_of`), `model` is its name."""
+        """`namespace` identifies the model's content (see `namespace_of`), `model` names it."""
         self._store = store
         self._agents = store.agents
         self._namespace = namespace
@@ -94,7 +94,7 @@ class AgentDirectory:
         return owners[tenant]
 
     def owners(self, engine: BlockPoolBatchEngine) -> dict[TenantId, Owner]:
-        """Return the ids and owners of all tenants that have agents, saved or in the engine."""
+        """Return the owners of all agents, saved or in the engine, by tenant id."""
         secret = self._store.secret
         names = {request.tenant for request in engine.requests if request.keep}
         names |= {key.tenant for key in engine.idle_caches.lru_order()}
@@ -109,8 +109,9 @@ class AgentDirectory:
     def activity(
         self, engine: BlockPoolBatchEngine, tenant: Owner, names: Collection[str] | None = None
     ) -> dict[str, Activity]:
-        """Return the activity of the tenant's agents that have a request, and of those in `names`
-        (of all if None) that have an idle cache. A request with `keep` off belongs to no agent."""
+        """Return the activity of the tenant's agents that have a request, and of the agents in
+        `names` (None: all) that have an idle cache. A request with `keep` off belongs to no
+        agent."""
         pool, found = engine.pool, dict[str, Activity]()
         if isinstance(tenant, bytes):
             return found
@@ -164,7 +165,7 @@ class AgentDirectory:
     def pin(
         self, engine: BlockPoolBatchEngine, agent_id: str, tenant: Owner, *, pinned: bool
     ) -> None:
-        """See `AgentsPort.pin`. Raises StoreError if the store has no room for the change."""
+        """See `AgentsPort.pin`. Raises StoreError if the store is too full to save the change."""
         self._require(agent_id, tenant, self.activity(engine, tenant, (agent_id,)))
         saved = self._agents.manifest(self.scope(tenant), agent_id)
         if saved is None:
@@ -198,11 +199,11 @@ class AgentDirectory:
         return Scope(self._namespace, tag)
 
     def is_saved(self, agent_id: str, tenant: Owner) -> bool:
-        """Return whether the tenant has a saved agent of that name."""
+        """Return whether the tenant has a saved agent called `agent_id`."""
         return self._agents.manifest(self.scope(tenant), agent_id) is not None
 
     def saved_agent(self, agent_id: str, tenant: Owner) -> Manifest:
-        """Return the agent as of its last turn. Raises AgentNotFoundError if it was never saved."""
+        """Return the manifest of the agent's last turn. Raises AgentNotFoundError if unsaved."""
         saved = self._agents.manifest(self.scope(tenant), agent_id)
         if saved is None:
             raise AgentNotFoundError(f"there is no saved agent {agent_id!r:.300}")
@@ -233,10 +234,10 @@ class AgentDirectory:
         only: AgentFilter = EVERY_AGENT,
         seen: Mapping[str, Activity] | None = None,
     ) -> tuple[Sequence[Manifest], bool, str | None]:
-        """Return at most `limit` saved agents, last saved first; whether more follow; and the name
-        of the last agent that was read. Starts after the agent `after`, reads as many agents as a
-        page may, and returns those that `only` accepts. `seen` has the agents with a request.
-        Raises AgentNotFoundError if `after` is not saved."""
+        """Return at most `limit` saved agents that `only` accepts, last saved first; whether more
+        agents follow; and the name of the last agent read. Starts after the agent `after`, and
+        reads at most the agents of a page. `seen` has the activity of agents with a request. Raises
+        AgentNotFoundError if `after` is not saved."""
         scope, last = self.scope(tenant), None
         if after is not None:
             before = self._agents.manifest(scope, after)
@@ -260,7 +261,7 @@ class AgentDirectory:
         return found, next(walked, None) is not None, after
 
     def _saved_of(self, scope: Scope, names: Collection[str]) -> list[Manifest]:
-        """Return the manifests of agents in `names`, last saved first; skip agents without one."""
+        """Return the manifests of the agents `names`, last saved first; skip unsaved agents."""
         saved = [one for name in names if (one := self._agents.manifest(scope, name)) is not None]
         return sorted(saved, key=lambda one: one.place, reverse=True)
 
@@ -273,8 +274,8 @@ class AgentDirectory:
         is_first: bool,
         only: AgentFilter = EVERY_AGENT,
     ) -> list[AgentSummary]:
-        """Return the summaries of the agents `saved`. The first page begins with unsaved agents
-        that have a request. `seen` is the result of `activity` for their names."""
+        """Return the summaries of the agents `saved`. With `is_first`, unsaved agents that have a
+        request come first. `seen` is the result of `activity` for the agents' names."""
         scope, names = self.scope(tenant), {one.agent_id for one in saved}
         new = [
             self._unsaved(name, one)
@@ -336,8 +337,8 @@ class AgentDirectory:
         )
 
     def _unsaved(self, agent_id: str, activity: Activity) -> AgentSummary:
-        """Return the summary of an agent that is not saved: its first turn is unfinished, or the
-        store refused to save it."""
+        """Return the summary of an unsaved agent: its first turn is unfinished, or the store
+        refused to save the agent."""
         session, client = session_and_client_in(activity.note)
         return AgentSummary(
             id=agent_id,
@@ -407,7 +408,7 @@ _RESUMED_FROM = (Part.WINDOW, Part.CHECKPOINT)
 
 
 def _found(footprint: AgentFootprint, block: ChainBlock) -> Found | None:
-    """Return the index's entry of the block's first stored body: it has the tier of all."""
+    """Return the index's entry of the block's first stored body; all bodies have its tier."""
     bodies = (footprint.found.get(block.key(part)) for part in Part)
     return next((one for one in bodies if one is not None), None)
 

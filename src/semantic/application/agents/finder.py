@@ -1,9 +1,9 @@
 """AgentFinder and AgentNames: find the agent that a request without an agent's name continues.
 
-It is the agent whose last prompt is the longest prefix of the request's prompt. Requests with a
-client identity match only that identity's agents: see `SessionAgents`. Knows digests of prompts and
-which agents have a request in progress; knows nothing about engines, stores or text. A wrong match
-affects only the name: requests share blocks by content.
+The request continues the agent whose last prompt is the longest prefix of its prompt. Requests with
+a client identity match only that identity's agents: see `SessionAgents`. Knows digests of prompts
+and the agents with a request in progress; knows nothing about engines, stores or text. A wrong
+match affects only the name: requests share blocks by content.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from semantic.ports.serving import Ask
 
 _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 _MAX_AGENTS = 10_000
-"""The most agents to remember, at up to 2 kB each."""
+"""The most agents to remember; an agent takes up to 2 kB."""
 _NAME_BYTES = 6
 _AUTO_NAME = re.compile(r"auto-[0-9a-f]{12}")
 
@@ -42,7 +42,7 @@ _Owner = tuple[bytes, str]
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt: the digest of its full blocks, and the tokens after them as bytes."""
+    """A prompt: the digest of its full blocks, and the tokens after these blocks as bytes."""
 
     blocks: bytes
     tail: bytes
@@ -55,12 +55,12 @@ def is_auto_named(agent_id: str) -> bool:
 
 class AgentFinder:
     """Finds agents with generated names by their last prompt. Never finds an agent that a client
-    named: only a request with that name continues it. Looks prompts up by the digest of their full
-    blocks and then by the tokens after them, so that thousands of agents with a common prefix cost
-    no more than a few. Thread-safe."""
+    named: only a request with that name continues the agent. Looks prompts up by the digest of
+    their full blocks and then by the tokens after these blocks, so that thousands of agents with a
+    common prefix cost as little as a few. Thread-safe."""
 
     def __init__(self, tag: Callable[[str], bytes], max_agents: int = _MAX_AGENTS) -> None:
-        """`tag` maps a tenant to its tag in manifests."""
+        """`tag` returns a tenant's tag in manifests."""
         self._tag = tag
         self._max_agents = max_agents
         self._prompts: OrderedDict[_Owner, _Prompt] = OrderedDict()  # least recently used first
@@ -80,9 +80,9 @@ class AgentFinder:
         thread: str = "",
     ) -> str:
         """Return the agent that a prompt of `tokens` continues, or a new name. Takes the agent
-        whose last prompt is the longest prefix of `tokens`; of several with the same prompt, the
-        most recently used; never a `busy` one. With an `origin`, takes an agent of its identity,
-        see `SessionAgents.find`. Call `remember` to record the match."""
+        whose last prompt is the longest prefix of `tokens`; among agents with the same prompt, the
+        most recently used. Never takes a `busy` agent. With an `origin`, takes an agent of its
+        identity, see `SessionAgents.find`. Call `remember` to record the match."""
         tag = self._tag(tenant)
         if origin is not None:
             with self._lock:
@@ -106,7 +106,8 @@ class AgentFinder:
         thread: str = "",
     ) -> None:
         """Record the agent's last prompt, without its generation prompt. `thread` contains the
-        digests of its messages (see `thread_of`). Does nothing for an agent that a client named."""
+        digests of the prompt's messages (see `thread_of`). Does nothing for an agent that a client
+        named."""
         tag = self._tag(tenant)
         with self._lock:
             if not tokens or self._sessions.remember(tag, agent_id, origin, tokens, thread):
@@ -124,8 +125,8 @@ class AgentFinder:
             return self._sessions.origin(self._tag(tenant), agent_id)
 
     def restore(self, manifests: Iterable[Manifest]) -> None:
-        """Record saved agents, most recently used first, whose last uses were before those of all
-        known agents. Skips imported agents: only requests that name them may use their cache."""
+        """Record saved agents, most recently used first; all count as used before the known agents.
+        Skips imported agents: only requests that name an imported agent may use its cache."""
         for manifest in manifests:
             if manifest.scope.salt:
                 continue
@@ -135,7 +136,7 @@ class AgentFinder:
                 self._restore(manifest, prompt, origin)
 
     def forget(self, agent_id: str, tenant: str | bytes) -> None:
-        """Forget an agent of a tenant; the tenant is given by its name or tag."""
+        """Forget an agent of a tenant; `tenant` is the tenant's name or tag."""
         tag = tenant if isinstance(tenant, bytes) else self._tag(tenant)
         with self._lock:
             self._drop((tag, agent_id))
@@ -202,8 +203,8 @@ class _Tails:
                 del self._lengths[len(tail)]
 
     def longest(self, packed: bytes, busy: Container[str]) -> str | None:
-        """Return the agent with the longest tail that `packed` begins with: one search per
-        length."""
+        """Return the agent with the longest tail that is a prefix of `packed`, except `busy`
+        agents. Searches once per length."""
         for length in sorted(self._lengths, reverse=True):
             names = self._names.get(packed[:length], ()) if length <= len(packed) else ()
             found = next((name for name in reversed(names) if name not in busy), None)
@@ -213,8 +214,8 @@ class _Tails:
 
 
 class SavedAgents:
-    """Reads the saved agents into a finder, last saved first, in a separate thread. The server is
-    ready before that is done: only requests without an agent's name wait for it."""
+    """Reads the saved agents into a finder, last saved first, on its own thread. The server is
+    ready before the thread ends: only requests without an agent's name wait for the thread."""
 
     def __init__(self, finder: AgentFinder, manifests: Iterable[Manifest]) -> None:
         """The reading thread may consume `manifests` lazily."""
@@ -225,11 +226,11 @@ class SavedAgents:
         self._thread = threading.Thread(target=self._read, name="saved agents", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread that reads the agents."""
         self._thread.start()
 
     async def known(self) -> None:
-        """Return once the finder knows all saved agents, or reading has stopped."""
+        """Wait until the finder knows all saved agents, or reading has stopped."""
         if not self._done.done():
             await asyncio.wait([asyncio.wrap_future(self._done)])
 
@@ -256,20 +257,20 @@ class AgentNames:
         self._busy: dict[str, Counter[str]] = {}
 
     async def ready(self, ask: Ask) -> None:
-        """Return once `claimed` can find the request's agent."""
+        """Wait until `claimed` can find the request's agent."""
         if self._saved is not None and not ask.agent:
             await self._saved.known()
 
     def close(self) -> None:
-        """Stop reading saved agents: the store is closing."""
+        """Stop reading saved agents, because the store is closing."""
         if self._saved is not None:
             self._saved.stop()
 
     @contextmanager
     def claimed(self, prepared: Prepared, ask: Ask) -> Iterator[str]:
         """Yield the name of the request's agent; during the `with` block, requests without an
-        agent's name do not match this agent. A request with `keep` off claims and changes
-        nothing."""
+        agent's name do not match this agent. A request with `keep` off claims no agent and changes
+        no record."""
         busy = self._busy.setdefault(ask.tenant, Counter())
         origin = _origin(prepared, ask)
         thread = "" if prepared.parts is None else thread_of(prepared.parts)
@@ -289,9 +290,9 @@ class AgentNames:
                 self._busy.pop(ask.tenant, None)
 
     def note(self, agent: str, prepared: Prepared, ask: Ask) -> str:
-        """Return the note to save with `agent`: its origin, by which it is found after a restart;
-        the request's parts, which the next request is compared with; and the note that the request
-        brought."""
+        """Return the note to save with `agent`. It has the origin, by which the finder finds the
+        agent after a restart; the request's parts, for comparison with the next request; and the
+        request's own note."""
         origin = self._finder.origin(agent, ask.tenant) or _origin(prepared, ask)
         return note_of("" if origin is None else origin.note(), prepared.parts, ask.note)
 
@@ -301,7 +302,7 @@ def _origin(prepared: Prepared, ask: Ask) -> Origin | None:
 
 
 def _stable_prefix(prepared: Prepared) -> tuple[int, ...]:
-    """Return the tokens that the agent's next prompt should repeat."""
+    """Return the prompt's tokens before its generation prompt, if it is a chat's."""
     if prepared.chat is None:
         return prepared.tokens
     return prepared.tokens[: without_generation_prompt(len(prepared.tokens))]
@@ -313,7 +314,7 @@ def _thread_in(note: str) -> str:
 
 
 def _digests(packed: bytes) -> list[bytes]:
-    """Return the digests of the first 0, 1, 2, ... full blocks of packed tokens."""
+    """Return the digests of the first 0, 1, 2, ... full blocks in `packed`."""
     running = hashlib.sha256()
     digests = [running.digest()]
     for start in range(0, len(packed) - len(packed) % _BLOCK_BYTES, _BLOCK_BYTES):

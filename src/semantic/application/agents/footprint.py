@@ -1,5 +1,5 @@
-"""AgentFootprint: which blocks of an agent a store holds, how many bytes they have, and which ones
-other agents share. `walk` lists agents page by page. Knows nothing about the pool's contents."""
+"""AgentFootprint: an agent's blocks in a store, their bytes, and the part that other agents share.
+`walk` lists agents page by page. Knows nothing about the pool's contents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semantic.domain.stored import Found, Manifest, Place
 from semantic.ports.store import AgentIndexPort, StorePort
 
 _MAX_BLOCKS = 1 << 17
-"""The most blocks in the cache of hash chains, at 200 bytes each."""
+"""The most blocks in the cache of hash chains; a block takes 200 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def chain_of(manifest: Manifest) -> Chain:
 
 
 class Chains:
-    """A cache of agents' hash chains, of limited length, fair between tenants. Not thread-safe."""
+    """A cache of agents' hash chains, of limited size, fair between tenants. Not thread-safe."""
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
         self._chains: FairLru[tuple[str, int, float], Chain] = FairLru(max_blocks)
@@ -62,7 +62,7 @@ class AgentFootprint:
     chain: Chain
     found: Mapping[BlockKey, Found]
     shared: frozenset[BlockKey]
-    """The keys of bodies that other agents use too."""
+    """The keys of the bodies that other agents use too."""
 
     def parts(self, block: ChainBlock) -> dict[Part, int]:
         """Return the size, in bytes, of each stored part of a block."""
@@ -88,7 +88,7 @@ class AgentFootprint:
 def footprints(
     store: StorePort, manifests: Sequence[Manifest], chain: Callable[[Manifest], Chain] = chain_of
 ) -> list[AgentFootprint]:
-    """Return the footprints of these agents. The cost does not depend on other agents."""
+    """Return the footprints of the agents `manifests`. The time does not grow with other agents."""
     chains = [chain(manifest) for manifest in manifests]
     users = store.agents.users(list({block.hash: None for blocks in chains for block in blocks}))
     stored = store.find([key for blocks in chains for key in _keys(blocks)])

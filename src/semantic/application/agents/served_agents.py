@@ -57,7 +57,7 @@ _THREADS: Final = 2
 _MOST_EXPORTS: Final = 4
 _RETRY_SECONDS: Final = 5
 _BATCH_BYTES: Final = 1 << 20
-"""The bytes to collect before they go to a thread in one call."""
+"""The bytes to collect before a call that passes them to a thread."""
 
 
 class EngineCalls(Protocol):
@@ -69,7 +69,7 @@ class EngineCalls(Protocol):
 
 class AgentTransfers:
     """Exports and imports one server's agents: one import at a time, and a few exports. Reads and
-    writes blocks on its own threads. Knows archives only by their port."""
+    writes blocks on its own threads. Knows archives only through `ExchangePort`."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class AgentTransfers:
         self._is_closed = False
 
     def close(self) -> None:
-        """Cancel all transfers, and return once they no longer use the store."""
+        """Cancel all transfers, and wait until no transfer uses the store."""
         self._is_closed = True
         self._threads.shutdown(cancel_futures=True)
 
@@ -125,7 +125,7 @@ class AgentTransfers:
     # Inside
 
     def _receiving(self, tenant: Tenant) -> str:
-        """Return the name of `tenant`. Raises AgentNotFoundError unless it can send requests."""
+        """Return the name of `tenant`. Raises AgentNotFoundError for one without an API key."""
         if isinstance(tenant, str):
             return tenant
         if tenant not in self._tenants:
@@ -155,7 +155,7 @@ class AgentTransfers:
             incoming.close()
 
     def _require_free(self, name: str, owner: str) -> None:
-        """Raise InvalidRequestError unless a new agent may have this name. Waits for the engine."""
+        """Raise InvalidRequestError if `name` is invalid or in use. Waits for the engine."""
         require_id(name)
         directory = self._directory
         seen = self._thread.call(lambda engine: directory.activity(engine, owner, (name,))).result()
@@ -179,7 +179,7 @@ class AgentTransfers:
 
     async def _work(self, function: Callable[[], T], stopped: threading.Event) -> T:
         """Return the result of `function`, run on a thread. If the task is cancelled, sets
-        `stopped` and waits for the thread, so that the thread uses nothing that the task then
+        `stopped` and waits for the thread, so that the thread uses no object that the task
         closes."""
         if self._is_closed:
             raise _busy("the server is stopping")
@@ -198,7 +198,7 @@ def _busy(reason: str) -> OverloadedError:
 
 
 async def _batches(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Yield the bytes of `pieces` in fewer, larger pieces."""
+    """Yield the bytes of `pieces` in larger pieces, of about 1 MiB."""
     batch = bytearray()
     async for piece in pieces:
         batch += piece
@@ -209,12 +209,12 @@ async def _batches(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 
 
 _OPERATORS: Final = "operators\0"
-"""A name that tenants cannot have."""
+"""The operators' name in place of a tenant's; no tenant can have this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedAgents:
-    """Calls an `AgentDirectory` on the threads that it requires."""
+    """Calls each method of an `AgentDirectory` on the thread that the method requires."""
 
     _thread: EngineCalls
     _directory: AgentDirectory
@@ -223,7 +223,7 @@ class ServedAgents:
     _transfers: AgentTransfers
 
     def close(self) -> None:
-        """End running exports and imports: the store is about to close."""
+        """End running exports and imports, because the store is about to close."""
         self._transfers.close()
 
     def stores(self) -> tuple[StoreStats, ...]:
@@ -274,7 +274,7 @@ class ServedAgents:
         return await self._work(tenant, lambda: self._directory.show(agent_id, owner, seen))
 
     async def saved(self, agent_id: str, tenant: str) -> Manifest:
-        """Return the agent as of its last turn. Raises AgentNotFoundError if it was never saved."""
+        """Return the manifest of the agent's last turn. Raises AgentNotFoundError if unsaved."""
         return await self._work(tenant, lambda: self._directory.saved_agent(agent_id, tenant))
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
@@ -326,6 +326,6 @@ class ServedAgents:
 
     async def _work(self, tenant: Tenant, function: Callable[[], T], *, is_short: bool = True) -> T:
         """Run `function` on a worker thread. Its time counts for the tenant, or for the operators
-        if they name a tenant by its id."""
+        if the request names a tenant by its id."""
         name = tenant if isinstance(tenant, str) else _OPERATORS
         return await self._workers.run(name, function, is_short=is_short)

@@ -1,12 +1,12 @@
-"""SessionAgents: which agent of a client's session a request continues.
+"""SessionAgents: finds the agent of a client's session that a request continues.
 
 A session id identifies the client, not the conversation: clients also request a conversation's
 title under the id of that conversation. A request therefore continues an agent whose last prompt
-has at least half of its tokens in common with the request's, or whose messages it repeats;
-otherwise it starts another agent of the session. `PromptDigests` of about a kilobyte stand for the
-prompts: a digest for each of the first 16 tokens, then eight for each doubling of the length, so
-the length of a common prefix is at most an eighth too short. Knows nothing about engines, stores or
-text.
+shares at least half of its tokens with the request's prompt, or whose messages the request repeats;
+otherwise the request starts another agent of the session. `PromptDigests` of about a kilobyte stand
+for a prompt: a digest for each of the first 16 tokens, then eight digests for each doubling of the
+length, so the length of a common prefix is at most an eighth too short. Knows nothing about
+engines, stores or text.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
 from semantic.domain.request_parts import SHORT, common_messages
 
 _EACH = 16
-"""Up to this length, every prefix of a prompt has a digest."""
+"""The length in tokens up to which every prefix of a prompt has a digest."""
 _PER_DOUBLING = 8
 _DIGEST_BYTES = 8
-"""Bytes of a digest. A collision only gives two agents the same name."""
+"""Bytes of a digest. A collision only gives a request another agent's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class PromptDigests:
     whole: bytes
 
     def common(self, other: PromptDigests) -> int:
-        """Return the length of the longest digested prefix that both prompts have."""
+        """Return the length, in tokens, of the longest digested prefix that both prompts share."""
         n = min(len(self.prefixes), len(other.prefixes)) // _DIGEST_BYTES
         same = bisect_left(range(n), True, key=lambda at: self._digest(at) != other._digest(at))
         return _length(same - 1) if same else 0
@@ -81,7 +81,7 @@ def _lengths(n_tokens: int) -> Iterator[int]:
 
 
 def _length(at: int) -> int:
-    """Return the length of the digested prefix with index `at`."""
+    """Return the length, in tokens, of the digested prefix with index `at`."""
     if at < _EACH:
         return at + 1
     doubling, step = divmod(at - _EACH, _PER_DOUBLING)
@@ -91,10 +91,10 @@ def _length(at: int) -> int:
 _MAX_SIBLINGS = 64
 """The most agents of one identity to compare: a user may have thousands."""
 _WITH_TOOLS = frozenset({"claude-code", "codex", "opencode"})
-"""Clients whose conversations have tools: their first request without tools asks for a title."""
+"""Clients with tools in every conversation: their first request without tools asks for a title."""
 
 _MIN_SHARED_MESSAGES = 2
-"""Two requests without tools that share at least this many messages count as one conversation."""
+"""The fewest messages that two requests without tools share if they count as one conversation."""
 
 _Group = tuple[bytes, str]
 """A tenant's tag, and the name of the identity's first agent."""
@@ -102,7 +102,7 @@ _Group = tuple[bytes, str]
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """An agent of a group: its origin, and the digests of its last prompt and its messages."""
+    """An agent of a group: the agent's origin, and the digests of its last prompt and messages."""
 
     origin: Origin
     prompt: PromptDigests
@@ -141,11 +141,11 @@ class SessionAgents:
         thread: str = "",
     ) -> str:
         """Return the agent that a prompt of `tokens` continues, or a new agent's name. Considers
-        agents of the same origin, except `busy` ones, whose last prompt has a prefix in common with
-        `tokens` of at least half the shorter one. Takes the agent with the longest common prefix;
-        of equals, one whose whole prompt is the prefix, then the most recently used. If none is
-        left, takes the agent that shares most messages with `thread`: its system message or its
-        tools have changed."""
+        agents of the same origin, except `busy` agents, whose last prompt and `tokens` share a
+        prefix of at least half the shorter prompt. Takes the agent with the longest shared prefix;
+        among equals, an agent whose whole prompt is the prefix, then the most recently used. If no
+        agent qualifies, takes the agent that shares most messages with `thread`: its system message
+        or tools have changed."""
         group = self._groups.get((tag, origin.identity.name), _Agents())
         lengths = {member.prompt.n_tokens for member in group.members.values()}
         prompt, prefixes = digests_and_prefixes(tokens, lengths)
@@ -170,8 +170,8 @@ class SessionAgents:
         self, tag: bytes, name: str, origin: Origin | None, tokens: Sequence[int], thread: str = ""
     ) -> bool:
         """Record the last prompt of an agent. Returns False if the agent belongs to no identity.
-        Without `origin` the agent keeps its origin. `thread` contains the digests of its
-        messages."""
+        Without `origin`, the agent keeps its earlier origin. `thread` contains the digests of the
+        prompt's messages."""
         known = self.origin(tag, name)
         if known is not None and (origin is None or origin.identity.name != known.identity.name):
             origin = known
@@ -192,8 +192,8 @@ class SessionAgents:
     def restore(
         self, tag: bytes, name: str, origin: Origin, prompt: PromptDigests, thread: str
     ) -> bool:
-        """Record an agent whose last use was before that of all known agents. Returns False if it
-        belongs to no identity. A known agent stays unchanged; if there is no room, the agent stays
+        """Record an agent that counts as used before all known agents. Returns False if the agent
+        belongs to no identity. A known agent stays unchanged; beyond the limits, the agent stays
         unknown."""
         number = origin.identity.number(name)
         if number is None:
@@ -212,7 +212,7 @@ class SessionAgents:
         return True
 
     def origin(self, tag: bytes, name: str) -> Origin | None:
-        """Return the origin of the agent `name`; None if it is unknown."""
+        """Return the origin of the agent `name`; None if the agent is unknown."""
         group = self._used.get((tag, name))
         return None if group is None else self._groups[group].members[name].origin
 
@@ -235,9 +235,9 @@ class SessionAgents:
 
 
 def _same_thread(member: _Member, thread: str) -> int:
-    """Return how many messages a request shares with `member`; 0 if fewer than half of the shorter
-    conversation. A shared first question alone does not count, as the request may ask for a title,
-    unless its answer is shared too or the request has tools."""
+    """Return the number of messages that a request shares with `member`; 0 if this is less than
+    half of the shorter conversation. A shared first question alone counts only if the request has
+    tools: other requests with that question may ask for a title."""
     common = common_messages(member.thread, thread)
     known = len(member.thread) // SHORT
     if not common or 2 * common * SHORT < min(len(member.thread), len(thread)):

@@ -1,1 +1,1 @@
-"""The KV cache of requests: blocks of the pool, idle caches, and prefixes in the store."""
+"""The KV cache of requests: blocks in the pool, idle caches, and prefixes in the store."""

@@ -3,9 +3,9 @@ records.
 
 A note's first line is the Origin: the client identity of an agent's requests and their kind of
 conversation. The next line contains the parts of its last request. Both lines are JSON with labels
-and digests, never text. A note has some kilobytes, at most a hundred. A match report says how much
-of a prompt the request reused, and why not more; it is a pure function of the request. Knows
-nothing about stores.
+and digests, never text. A note has a few kilobytes, at most a hundred. A match report says how much
+of a prompt the request reused, and why the reused prefix ended; the report is a pure function of
+the request. Knows nothing about stores.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ROLES: dict[str, Role] = {role[0]: role for role in get_args(Role)}
 
 
 def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
-    """Return a note of up to three lines: `origin` (from `Origin.note`, or ""), the parts,
+    """Return a note of up to three lines: `origin` (from `Origin.note`, or ""), `parts` and
     `last`."""
     lines = [origin] if origin else []
     if parts is not None:
@@ -122,7 +122,7 @@ _TOOLS, _NO_TOOLS = "tools", "plain"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A client identity and a `kind`: requests of two kinds belong to two conversations."""
+    """A client identity and a `kind`: requests of different kinds never share a conversation."""
 
     identity: Identity
     kind: str
@@ -147,10 +147,10 @@ class Origin:
 
 
 def origin_of(identity: Identity, chat: Chat | None) -> Origin:
-    """Return the origin of a request for `chat`, or for a plain prompt if None. Tools are part of
-    the kind: clients request titles and summaries without tools under the conversation's identity.
-    The first messages are part of a shared identity's kind, as all its conversations may have equal
-    instructions."""
+    """Return the origin of a request for `chat` (None: for a plain prompt). The kind depends on
+    tools: clients request titles and summaries without tools under the conversation's identity. The
+    kind of a shared identity depends on the first messages too, as all its conversations may have
+    equal instructions."""
     kind = _TOOLS if chat is not None and chat.tools else _NO_TOOLS
     if identity.shared and chat is not None:
         kind = f"{kind}-{_first_messages(chat).hex()}"
@@ -169,7 +169,7 @@ def origin_in(note: str) -> Origin | None:
 
 
 def session_and_client_in(note: str) -> tuple[str | None, str | None]:
-    """Return the session and the client in a note; each is None if unknown."""
+    """Return the session and the client in a note; None for an unknown value."""
     origin = origin_in(note)
     if origin is None:
         return None, None
@@ -177,13 +177,13 @@ def session_and_client_in(note: str) -> tuple[str | None, str | None]:
 
 
 def parent_of(manifest: Manifest) -> str | None:
-    """Return the agent that this agent was forked from, or else the parent that its client
+    """Return the agent from which this agent is a fork, or else the parent that its client
     named."""
     return manifest.parent if manifest.parent is not None else parent_in(manifest.note)
 
 
 def parent_in(note: str) -> str | None:
-    """Return the parent agent in a note, as the client named it."""
+    """Return the name of the parent agent that the client's note contains."""
     origin = origin_in(note)
     return None if origin is None else origin.identity.parent
 
@@ -218,7 +218,7 @@ def _first_messages(chat: Chat) -> bytes:
 
 
 TokenReader = Callable[[int | None], str | None]
-"""Returns a token as text; None without a tokenizer or a token."""
+"""A function that returns a token as text; None without a tokenizer or a token."""
 
 _REASONS: Mapping[MatchEnd, str] = {
     MatchEnd.COMPLETE: "The prompt reused every matching cached token.",
@@ -246,7 +246,7 @@ def end_reason(match: MatchReport) -> str:
 
 
 def cache_miss_reason(match: MatchReport) -> str:
-    """Return a sentence that says why the request computed cached tokens again."""
+    """Return a sentence that says why the request computed tokens again that had been cached."""
     if match.lost is None or match.lost.part is None:
         return end_reason(match)
     words = part_words(match.lost.part)
@@ -362,9 +362,9 @@ def match_report(request: Request) -> MatchReport:
 
 
 def _cache_miss(request: Request, shared: int, *, differs: bool) -> CacheMiss | None:
-    """Return how many cached tokens the request computed again; None if none. The last prompt token
-    never counts, nor does less than a block of an unchanged prompt, as stores may lack partial
-    blocks."""
+    """Return the number of cached tokens that the request computed again; None if there are none.
+    Leaves out the last prompt token, and less than a block of an unchanged prompt, as stores may
+    lack partial blocks."""
     computed = min(request.computed, len(request.prompt) - 1)
     held = min(len(request.reuse.history or ()), computed)
     n_tokens = held - request.cached_tokens
@@ -376,7 +376,7 @@ def _cache_miss(request: Request, shared: int, *, differs: bool) -> CacheMiss | 
 
 
 def _part(request: Request, shared: int) -> Difference | None:
-    """Return the part of the request that changed; None if the previous request is unknown."""
+    """Return the part that changed since the previous request; None if that is unknown."""
     saved = request.reuse.manifest
     if saved is None or saved.token_ids != request.reuse.history:
         return None  # the manifest belongs to another turn than the idle cache
@@ -388,8 +388,8 @@ def _part(request: Request, shared: int) -> Difference | None:
 
 
 def _end(request: Request, shared: int, *, differs: bool) -> MatchEnd:
-    """Return why the reused prefix ended; the agent's previous tokens share `shared` first
-    tokens."""
+    """Return why the reused prefix ended; the prompt and the agent's previous tokens share the
+    first `shared` tokens."""
     end = request.reuse.end
     if request.params.prompt_logprobs is not None and not request.cached_tokens:
         return MatchEnd.SCORED

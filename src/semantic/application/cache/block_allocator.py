@@ -1,9 +1,9 @@
 """BlockAllocator: allocates, grows, shares and frees the blocks of requests.
 
 Evicts idle caches, in their order, when the pool is full. Only the scheduler preempts running
-requests. Knows the pool, the idle caches and each block's owner, but not when a request runs or
-what its blocks contain. AgentCaches manages agents' caches between requests, idle in the pool or
-saved in the store.
+requests. Knows the pool, the idle caches and each block's owner; does not know when a request runs
+or what its blocks contain. AgentCaches manages agents' caches between requests: idle caches in the
+pool and manifests in the store.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from semantic.domain.value_objects import BLOCK_TOKENS, CacheKey, ModelCacheSpec
 from semantic.ports.generation import Clock
 
 _LONGEST_EXPECTED = 300.0
-"""Seconds. Hints of a longer absence are ignored: in `benchmarks.absence`, following them does more
-harm if they are wrong, and gains nothing more if they are right."""
+"""The longest absence in seconds that a hint may announce: in `benchmarks.absence`, longer absences
+cost more if the hint is wrong, and gain no more if the hint is right."""
 
 _DONE, _IDLE, _EXPECTED = range(3)
 
 
 class IdleCaches:
-    """Holds each agent's newest cache, in least recently used order. The pool counts an agent as
-    the holder of its cache's blocks, and these references as evictable. Evicts from the tenant with
-    most cached tokens. Hints change the order only among caches of their own tenant. Not
-    thread-safe: the caller locks."""
+    """Holds each agent's newest cache, in least recently used order. The pool counts an agent as a
+    holder of its cache's blocks, and its references to them as evictable. Evicts from the tenant
+    with most cached tokens. Hints change the order only within a tenant. Not thread-safe: the
+    caller locks."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class IdleCaches:
         *,
         longest_expected: float = _LONGEST_EXPECTED,
     ) -> None:
-        """Hints that an agent is away for more than `longest_expected` seconds are ignored."""
+        """Ignores hints that an agent is away for more than `longest_expected` seconds."""
         self._pool = pool
         self._longest_expected = longest_expected
         self._clock = clock
@@ -56,8 +56,8 @@ class IdleCaches:
         self._tokens: Counter[str] = Counter()  # per tenant
 
     def get(self, key: CacheKey) -> AgentBlocks | None:
-        """Return the agent's cache, or None if it has none. Does not count as a use. The caller
-        must not change the cache."""
+        """Return the agent's cache, or None if the agent has no cache. Does not count as a use. The
+        caller must not change the cache."""
         return self._caches.get(key)
 
     def put(self, key: CacheKey, blocks: AgentBlocks) -> None:
@@ -71,9 +71,9 @@ class IdleCaches:
         self._pool.mark_evictable(blocks.all_blocks(), blocks.owner)
 
     def heed(self, key: CacheKey, hints: Hints) -> None:
-        """Follow an agent's hints: its cache is evicted before its tenant's other caches if it is
-        done, after them if it is expected back. At the expected time the cache counts as just used.
-        Does nothing without a cache or a hint."""
+        """Follow an agent's hints: evict the cache of a finished agent before its tenant's other
+        caches, and the cache of an expected agent after them. At the expected time the cache counts
+        as just used. Does nothing without a cache or a hint."""
         own = self._tenants.get(key.tenant)
         if own is None or key not in self._caches:
             return
@@ -83,7 +83,7 @@ class IdleCaches:
             own.move(key, _EXPECTED, self._clock() + hints.back_in)
 
     def take(self, key: CacheKey) -> AgentBlocks | None:
-        """Remove and return the agent's cache; None if it has none."""
+        """Remove and return the agent's cache; None if the agent has no cache."""
         blocks = self._caches.pop(key, None)
         if blocks is not None:
             self._uncount(key, blocks.total_tokens)
@@ -91,8 +91,8 @@ class IdleCaches:
         return blocks
 
     def evict(self) -> bool:
-        """Free a cache of the tenant with most cached tokens. Returns False if there is none.
-        Caches of finished agents go first, then the least recently used ones, then those of
+        """Free a cache of the tenant with most cached tokens. Returns False if no cache is left.
+        Takes caches of finished agents first, then least recently used caches, then caches of
         expected agents, latest return first."""
         if not self._caches:
             return False
@@ -103,7 +103,7 @@ class IdleCaches:
         return True
 
     def evict_to(self, used_bytes: int) -> bool:
-        """Evict until the pool uses at most `used_bytes`; return whether anything was evicted."""
+        """Evict until the pool uses at most `used_bytes`; return whether a cache was evicted."""
         evicted = False
         while self._pool.used_bytes > used_bytes and self.evict():
             evicted = True
@@ -164,7 +164,7 @@ class _Order:
         del self._order[bisect_left(self._order, self._places.pop(key))]
 
     def first(self, now: float) -> CacheKey:
-        """Return the cache to evict next; there must be one."""
+        """Return the cache to evict next. Requires at least one cache."""
         while (last := self._order[-1]).rank == _EXPECTED and -last.at <= now:
             self.move(last.key, _IDLE, -last.at)
         return self._order[0].key
@@ -176,7 +176,7 @@ class _Order:
 
 @dataclass(eq=False)
 class BlockAllocator:
-    """Moves blocks between the pool, running requests and idle caches.
+    """Moves blocks between the pool, running requests and agents' idle caches.
 
     Ownership over a request's life:
 
@@ -199,7 +199,7 @@ class BlockAllocator:
 
     def require_capacity(self, request: Request, agents: Iterable[str]) -> None:
         """Raise PoolExhaustedError if `request` could not finish even if it were alone in the pool.
-        Blocks of holders outside `agents` count as used: the engine cannot free them."""
+        Blocks whose holders are not in `agents` count as used: the engine cannot free them."""
         counts = self._spec.blocks_for(whole_blocks(request.max_total_tokens))
         if self._pool.can_allocate(counts, after_eviction=True):
             return
@@ -216,7 +216,7 @@ class BlockAllocator:
     def admit(self, request: Request, headroom: int = 0) -> bool:
         """Allocate blocks for the request's tokens and one more token, reusing a cached prefix.
         Leaves `headroom` more blocks free per growing layer. Evicts idle caches to make room;
-        returns False, with nothing changed, if that is not enough."""
+        returns False, with nothing changed, if the eviction does not suffice."""
         spare = headroom * BLOCK_TOKENS
         if request.scoring:
             return self._extend(request, whole_blocks(request.n_tokens + 1), spare)
@@ -264,7 +264,7 @@ class BlockAllocator:
         request.blocks = [[b for b in layer if b.block_id not in gone] for layer in request.blocks]
 
     def give_back(self, request: Request) -> None:
-        """Undo the admission of a request that computed nothing: the cache it adopted is idle
+        """Undo the admission of a request without computed tokens: its adopted cache becomes idle
         again."""
         restore = request.restore
         if restore is None or not restore.exclusive:
@@ -280,12 +280,12 @@ class BlockAllocator:
         self.keep(request, restore.blocks)
 
     def idle_tokens(self, agent_id: str, tenant: str) -> tuple[int, ...] | None:
-        """Return the tokens of the agent's idle cache; None if it has none."""
+        """Return the tokens of the agent's idle cache; None if the agent has no idle cache."""
         cache = self._idle.get(self.key(agent_id, tenant))
         return None if cache is None else cache.token_ids
 
     def drop_idle(self, agent_id: str, tenant: str) -> bool:
-        """Free the agent's idle cache. Returns False if it has none."""
+        """Free the agent's idle cache. Returns False if the agent has no idle cache."""
         cache = self._idle.take(self.key(agent_id, tenant))
         if cache is None:
             return False
@@ -294,7 +294,7 @@ class BlockAllocator:
         return True
 
     def fork(self, agent_id: str, new_agent_id: str, tenant: str) -> bool:
-        """Share an agent's idle cache with a new agent. Returns False if there is none."""
+        """Share an agent's idle cache with a new agent. Returns False without an idle cache."""
         cache = self._idle.get(self.key(agent_id, tenant))
         if cache is None:
             return False
@@ -304,7 +304,7 @@ class BlockAllocator:
         return True
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise IntegrityError unless the pool's holders agree with requests and idle caches."""
+        """Raise IntegrityError unless the pool's records match the requests and idle caches."""
         expected: dict[str, set[BlockId]] = defaultdict(set)
         for key in self._idle.lru_order():
             cache = self._idle.get(key)
@@ -364,8 +364,8 @@ class BlockAllocator:
         return False
 
     def _admit_with(self, request: Request, restore: Restore, spare: int) -> bool:
-        """Admit `request` on top of the cache `restore`, or change nothing. The request works on a
-        snapshot of the cache: the original may be evicted or reused meanwhile."""
+        """Admit `request` on top of the cache `restore`, or change nothing. The request uses a
+        snapshot of the cache, since eviction or another request may take the original meanwhile."""
         source = restore.blocks
         if restore.exclusive:
             self._idle.take(self.key(request.agent_id, request.tenant))
@@ -388,8 +388,7 @@ class BlockAllocator:
         return False
 
     def _extend(self, request: Request, capacity: int, spare: int = 0) -> bool:
-        """Raise the request's capacity to `capacity` tokens if that leaves room for `spare`
-        blocks."""
+        """Raise the request's capacity to `capacity` tokens if `spare` blocks then remain free."""
         blocks = request.blocks or [[] for _ in self._spec.layers]
         missing = self._missing(blocks, capacity)
         if not self._make_room(self._missing(blocks, capacity + spare)):
@@ -406,12 +405,12 @@ class BlockAllocator:
         return True
 
     def _missing(self, blocks: list[list[KVBlock]], capacity: int) -> list[int]:
-        """Return how many blocks each layer lacks for a capacity of `capacity` tokens."""
+        """Return, by layer, the number of blocks missing for a capacity of `capacity` tokens."""
         wanted = self._spec.blocks_for(capacity)
         return [max(0, want - len(have)) for want, have in zip(wanted, blocks, strict=True)]
 
     def _make_room(self, counts: list[int]) -> bool:
-        """Evict idle caches in order until `counts` fit; evict none if that cannot suffice."""
+        """Evict idle caches in order until `counts` blocks fit; evict none if they cannot fit."""
         if self._pool.can_allocate(counts):
             return True
         if not self._pool.can_allocate(counts, after_eviction=True):
@@ -424,14 +423,14 @@ class BlockAllocator:
 
 @dataclass(frozen=True, slots=True)
 class AgentCaches:
-    """The agents of one engine. The lock guards the allocator."""
+    """The caches of one engine's agents. Its lock guards the allocator."""
 
     _allocator: BlockAllocator
     _prefixes: PrefixStore | None
     _lock: threading.RLock
 
     def manifest(self, agent_id: str, tenant: str) -> Manifest | None:
-        """Return the manifest of the agent's last turn; None if it has none."""
+        """Return the manifest of the agent's last turn; None if the store has no manifest."""
         return None if self._prefixes is None else self._prefixes.manifest(agent_id, tenant)
 
     def recall(self, agent_id: str, tenant: str) -> Reuse:
@@ -444,15 +443,15 @@ class AgentCaches:
         return Reuse(history=history, manifest=manifest)
 
     def forget(self, agent_id: str, tenant: str) -> bool:
-        """Drop the agent's idle cache and its manifest. Returns False if it has neither."""
+        """Drop the agent's idle cache and its manifest. Returns False if the agent has neither."""
         with self._lock:
             dropped = self._allocator.drop_idle(agent_id, tenant)
         saved = self._prefixes is not None and self._prefixes.forget(agent_id, tenant)
         return saved or dropped
 
     def fork(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
-        """Share everything that `agent_id` has cached with a new agent. Raises InvalidRequestError
-        if `agent_id` is unknown or `new_agent_id` exists."""
+        """Share the idle cache and the stored blocks of `agent_id` with a new agent. Raises
+        InvalidRequestError if `agent_id` is unknown or `new_agent_id` exists."""
         if not new_agent_id or self.recall(new_agent_id, tenant).history is not None:
             raise InvalidRequestError(f"fork: expected a new agent's name, got {new_agent_id!r}")
         known = self.recall(agent_id, tenant)

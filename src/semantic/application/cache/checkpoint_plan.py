@@ -17,22 +17,22 @@ from semantic.domain.prefix import without_generation_prompt
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpec, whole_blocks
 
 FEWEST_TOKENS = 64
-"""The fewest tokens that are worth a checkpoint: to compute fewer again costs less."""
+"""The fewest tokens that are worth a checkpoint: fewer tokens cost less to compute again."""
 MOST_TOKENS = 4096
-"""The largest distance in the grid: after an edit, at most these tokens are computed again."""
+"""The largest distance in the grid: an edit makes prefill repeat at most this many tokens."""
 _TIMES_WHERE_LIKELY = 8
-"""Where requests are likely to continue, checkpoints may use this many times the bytes of keys and
-values: of those before it, at a prompt's end; of those computed, at all junctions together."""
+"""Where requests are likely to continue, checkpoints may have this many times the bytes of keys and
+values: since the previous checkpoint, at a prompt's end; of all requests, at all junctions."""
 _FREE_JUNCTIONS = 4
-"""How many checkpoints requests may take at junctions before they have computed anything."""
+"""The checkpoints that requests may take at junctions before they have computed a token."""
 _STATES_ALONE = 512
 """The distance in the grid, in tokens, of a model that stores only checkpoints of states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """The fewest tokens between checkpoints: in the grid (a power of two from 256 to 4,096), and
-    between a prompt's end and the checkpoint before it (from 64 to 4,096)."""
+    """The fewest tokens between checkpoints: `grid` applies to the grid (a power of two from 256 to
+    4,096), the other between a prompt's end and the checkpoint before it (from 64 to 4,096)."""
 
     grid: int
     at_end: int
@@ -40,8 +40,8 @@ class Distances:
 
 def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
     """Return the smallest distances at which checkpoints stay within their byte limits. In the
-    grid, a checkpoint may have as many bytes as the keys and values since the one before it (of
-    full attention, or else of windows); a chunk of `best_chunk` tokens has at most two
+    grid, a checkpoint may have as many bytes as the keys and values since the previous checkpoint
+    (of full attention, or else of windows); a chunk of `best_chunk` tokens has at most two
     checkpoints."""
     per_token = _bytes_per_token(spec, LayerKind.FULL)
     if not per_token:
@@ -72,8 +72,8 @@ def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
 class Junctions:
     """Chooses checkpoints at junctions: positions at which other requests continue differently.
     Requests with a common beginning share a limit: eight times the bytes of the keys and values
-    that they compute, plus a few checkpoints of any size. Junctions that save most tokens come
-    first."""
+    that they compute, plus a few checkpoints of any size. Chooses the junctions that save most
+    tokens first."""
 
     def __init__(self, spec: ModelCacheSpec, apart: Distances) -> None:
         self._spec = spec
@@ -83,8 +83,7 @@ class Junctions:
 
     @property
     def least_bytes(self) -> int:
-        """The bytes of checkpoints that a group of requests may take before it computes
-        anything."""
+        """The bytes of checkpoints that a group of requests may take before it computes a token."""
         whole = 2 * MOST_TOKENS - 1  # after a whole window, in the middle of a block
         return _FREE_JUNCTIONS * self.bytes_at(whole, 0)
 
@@ -112,8 +111,8 @@ class Junctions:
         self, shared: Iterable[int], *, start: int, end: int, budget: int
     ) -> tuple[tuple[int, ...], int]:
         """Return the chosen positions after `start` up to `end`, in order, and the bytes of their
-        checkpoints. `shared` has, for each other request, how many tokens it has in common with the
-        prompt."""
+        checkpoints. `shared` has, for each other request, the number of first tokens that it shares
+        with the prompt."""
         users = _junctions_between(shared, start, end)
         near = sorted(users)
         n_bytes = sum(map(self.bytes_at, near, [start, *near]))
@@ -140,8 +139,9 @@ def _most_useful(
     near: Sequence[int], up_to: Sequence[int], start: int, left: int, right: int
 ) -> list[tuple[int, int, int, int]]:
     """Return the junction between the chosen junctions `left` and `right` that saves most tokens in
-    total. The only tuple has minus the tokens saved, minus the junction's index, left, and right;
-    none if no junction is far enough from both. `up_to[i]` requests diverge before junction i."""
+    total. The list has one tuple: minus the tokens saved, minus the junction's index, `left`,
+    `right`; or none if no junction is far enough from both. `up_to[i]` requests diverge before
+    junction i."""
     before = near[left] if left >= 0 else start
     last = near[right] - FEWEST_TOKENS if right < len(near) else near[-1]
     saved = (
@@ -153,8 +153,8 @@ def _most_useful(
 
 
 def _window_tokens(window: int, position: int, before: int) -> int:
-    """Return how many tokens of the window before `position` need storage in addition to the window
-    before `before`. Both windows share whole blocks, but not a partial first or last block."""
+    """Return the number of tokens in the window before `position` that the window before `before`
+    does not store. The windows share whole blocks, but not a partial first or last block."""
     first = max(0, position - window + 1)
     blocks = min(whole_blocks(first), position)
     return blocks - first + position - max(blocks, before // BLOCK_TOKENS * BLOCK_TOKENS)
@@ -169,9 +169,9 @@ def checkpoint_positions(
 ) -> tuple[int, ...]:
     """Return the positions of checkpoints for computing the tokens from `start` to `end`. A
     checkpoint exists at `start`. At each of the `junctions`, another request continues with other
-    tokens. The grid lies between them, at the same positions in all prompts. The last checkpoint is
-    where the agent's next prompt should continue. A checkpoint never leaves a single token after
-    it: some models compute a chunk of one token differently."""
+    tokens. The grid lies between junctions, at the same positions in all prompts. The last
+    checkpoint is where the agent's next prompt should continue. A checkpoint never leaves a single
+    token after it: some models compute a chunk of one token differently."""
     near = sorted(_junctions_between(junctions, start, end))
     first = (start // apart.grid + 1) * apart.grid
     grid = range(first, end - FEWEST_TOKENS + 1, apart.grid)
@@ -185,7 +185,7 @@ def checkpoint_positions(
 
 
 def _junctions_between(positions: Iterable[int], start: int, end: int) -> Counter[int]:
-    """Return the junctions' checkpoint positions, and how many requests diverge at each."""
+    """Return the junctions' checkpoint positions, and the number of requests that diverge there."""
     moved = Counter(_leaving_several(one, end) for one in positions)
     return Counter({one: n for one, n in moved.items() if start + FEWEST_TOKENS <= one <= end})
 
@@ -195,6 +195,6 @@ def _leaving_several(position: int, end: int) -> int:
 
 
 def _is_near(position: int, others: Sequence[int]) -> bool:
-    """Return whether one of `others`, which are sorted, is less than `FEWEST_TOKENS` away."""
+    """Return whether a position in the sorted `others` is less than `FEWEST_TOKENS` away."""
     after = bisect_right(others, position - FEWEST_TOKENS)
     return after < len(others) and others[after] < position + FEWEST_TOKENS
