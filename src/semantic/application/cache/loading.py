@@ -1,9 +1,9 @@
 """Restores prefixes: reads block bodies into a sequence's memory while other sequences decode.
 
-The stepping thread provides the targets and takes the result. Other threads read, verify and copy,
-and stop once computing would be faster. BreakEven decides whether to read a prefix at all: for each
-tier it learns a load's fixed cost and cost per byte, from a few loads, although other work slows
-some of them down. Knows the ports; knows nothing about requests.
+The stepping thread provides the targets and takes the result. Other threads read, verify and copy
+block bodies, and stop once computing would be faster. BreakEven decides whether to read a prefix at
+all: for each tier it learns a load's fixed cost and cost per byte from a few loads, although other
+work slows down some loads. Knows the ports; knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from semantic.ports.store import CacheStorePort
 _LOADS = 10
 """The number of recent loads that determine the cost of a tier."""
 _OLDER = 0.6
-"""The weight of a load relative to the next newer load. With `_ABOVE` it means that a tier counts
-as slow after three slow loads in a row, and as fast after one fast load, since other work only
-slows loads down."""
+"""The weight of a load relative to the next newer load. With `_ABOVE`, a tier counts as slow after
+three slow loads in a row, and as fast after one fast load, since other work only slows loads
+down."""
 _ABOVE = 2.0
-"""A line above a load counts as wrong this many times as much as a line that is as far below it."""
+"""The error of a line above a load, as a multiple of the error of a line equally far below it."""
 _ALIKE = 0.05
-"""Lines are equally likely if their errors differ by less than this part of the loads' time."""
+"""The difference in error, as a part of the loads' time, below which lines are equally likely."""
 _TRIALS = 3
-"""A local tier may count as slower than computing only after this many loads: it rarely is slower,
-but a process' first loads often are."""
+"""The loads after which a local tier may count as slower than computing: it rarely is slower, but
+the first loads of a process often are."""
 _MOST_LOST = 1 / 4
-"""A load stops once its loss exceeds this fraction of the seconds to compute its prefix."""
+"""The loss at which a load stops, as a fraction of the seconds to compute its prefix."""
 _FIRST_PROBE, _LATER_PROBES = 1 / 8, 1 / 64
 """The most time to lose by measuring a slow tier again, as a fraction of the time spent on
-computing the prefixes that it has: at first, and in the long run."""
+computing prefixes that the tier has: at first, and in the long run."""
 FEWEST_AT_ONCE = 8
-"""Bodies in the first reads of a load, as many as a store reads at once. `Terms` may set fewer."""
+"""Bodies in a load's first reads, as many as a store reads at once; `Terms` may set fewer."""
 
 _SLOWEST_FIRST = (Tier.REMOTE, Tier.DISK, Tier.UPLOADS, Tier.QUEUE, Tier.MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Conditions for reading a prefix that takes `seconds` to compute. The load compares itself
-    with computing after `first` bodies, and whenever the number of bodies has doubled."""
+    """The conditions for reading a prefix that takes `seconds` to compute. The load compares its
+    time with computing after `first` bodies, and whenever the number of bodies has doubled."""
 
     seconds: float = inf
     first: int = FEWEST_AT_ONCE
 
     def overtaken(self, seconds: float, part: float, *, divisible: bool) -> bool:
-        """Return whether the load has lost much time and computing the rest is now faster, after it
-        read the fraction `part` of the prefix (more than 0) in `seconds`. An indivisible prefix is
-        useless until complete."""
+        """Return whether a load should stop: it has lost much time, and computing the rest is now
+        faster. The load has read the fraction `part` (above 0) of the prefix in `seconds`. An
+        indivisible prefix is useless until complete."""
         saved = part * self.seconds if divisible else 0.0
         rest = seconds * (1 - part) / part
         return seconds - saved > _MOST_LOST * self.seconds and rest > self.seconds - saved
@@ -73,7 +73,7 @@ NEVER_GIVEN_UP = Terms()
 
 
 class Line(NamedTuple):
-    """The cost of loads as a straight line: fixed seconds, and seconds per byte."""
+    """The cost of loads as a straight line: fixed seconds plus seconds per byte."""
 
     fixed: float
     per_byte: float
@@ -84,10 +84,10 @@ class Line(NamedTuple):
 
 
 class TierCost:
-    """The cost of loads from one tier, and how much time a new measurement of it may lose."""
+    """The cost of loads from one tier, and the most time to lose by measuring it again."""
 
     def __init__(self, trials: int) -> None:
-        """The cost counts as unknown before `trials` loads."""
+        """Start with an unknown cost, which is known after `trials` loads."""
         self._trials = trials
         self._loads: deque[tuple[float, float]] = deque(maxlen=_LOADS)  # bytes, seconds
         self._lines: list[Line] = []
@@ -96,37 +96,37 @@ class TierCost:
 
     @property
     def is_measured(self) -> bool:
-        """True once there was a load."""
+        """True after the first load."""
         return bool(self._loads)
 
     @property
     def is_known(self) -> bool:
-        """True once there were enough loads to trust the cost."""
+        """True after enough loads to trust the cost."""
         return len(self._loads) >= self._trials
 
     @property
     def largest(self) -> float:
-        """Bytes of the largest observed read; 0 before the first."""
+        """Bytes of the largest read so far; 0 before the first read."""
         return max((n_bytes for n_bytes, _ in self._loads), default=0.0)
 
     def observe(self, n_bytes: float, seconds: float) -> None:
-        """Learn from a load whose reads had `n_bytes` and took `seconds` on average."""
+        """Learn from a load whose average read had `n_bytes` and took `seconds`."""
         self._loads.append((n_bytes, seconds))
         self._lines = _likely_lines(list(self._loads))
 
     def seconds(self, n_bytes: float) -> float:
-        """Return the expected seconds of a load of `n_bytes`; 0 before the first load. It is the
-        smallest of the likely values: a larger load may cost no more, and can stop early."""
+        """Return the expected seconds of a load of `n_bytes`, the smallest likely value: a larger
+        load may cost no more, and can stop early. Returns 0 before the first load."""
         return min((line.seconds(n_bytes) for line in self._lines), default=0.0)
 
     def is_worth_it(self) -> None:
-        """Record that loads should be faster than computing, so nothing needs measuring again."""
+        """Record that loads should be faster than computing: the tier needs no measurement."""
         self._skipped, self._probe = 0.0, _FIRST_PROBE
 
     def is_probed(self, loss: float, seconds: float) -> bool:
         """Return whether to measure the tier again at an expected `loss`: only if the loss is small
-        compared to the time spent on computing skipped prefixes. This one takes `seconds` to
-        compute."""
+        compared to the time spent on computing skipped prefixes. The current prefix takes `seconds`
+        to compute."""
         if loss > self._probe * self._skipped:
             self._skipped += seconds
             return False
@@ -135,11 +135,11 @@ class TierCost:
 
 
 class BreakEven:
-    """Compares the time to restore a prefix with the time to compute it. Measures both while
-    running. The time of a load counts until the sequence has the blocks."""
+    """Compares the time to restore a prefix with the time to compute the prefix. Measures both
+    times while running. A load's time counts until the sequence has the blocks."""
 
     def __init__(self, prefill_seconds: Callable[[int], float | None]) -> None:
-        """`prefill_seconds` estimates how many seconds a number of prompt tokens take; it returns
+        """`prefill_seconds` estimates the seconds of prefill for a number of tokens; it returns
         None before the first chunk."""
         self._prefill_seconds = prefill_seconds
         self._costs = {tier: TierCost(1 if tier is Tier.REMOTE else _TRIALS) for tier in Tier}
@@ -147,8 +147,8 @@ class BreakEven:
     def terms(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> Terms | None:
         """Return the terms for loading `n_bytes` (by tier); None if computing the `n_tokens` tokens
         should be faster. An unknown tier counts as free, so that loads measure it. Occasionally a
-        load measures a slower tier again; such a load begins with a single body, as does a load
-        over an unmeasured network."""
+        load measures a slower tier again. Such a load, or a first load over the network, begins
+        with a single body."""
         seconds = self._prefill_seconds(n_tokens)
         if seconds is None:
             return NEVER_GIVEN_UP
@@ -174,8 +174,8 @@ class BreakEven:
 
     def observe(self, n_bytes: Mapping[Tier, int], seconds: float, n_reads: int = 1) -> None:
         """Record a load of `n_bytes` (by tier) that took `seconds` in `n_reads` sequential reads.
-        The tiers with shorter expected times account for these; the one with the longest for the
-        rest."""
+        Each tier gets its expected time; the tier with the longest expected time gets the remaining
+        time."""
         costs = {tier: self._costs[tier] for tier in _SLOWEST_FIRST if n_bytes.get(tier)}
         if not costs or seconds <= 0:
             return
@@ -189,14 +189,14 @@ class BreakEven:
 
 
 def total(n_bytes: Mapping[Tier, int]) -> int:
-    """Return the sum of the bytes of all tiers."""
+    """Return the total bytes of all tiers."""
     return sum(n_bytes.values())
 
 
 def _likely_lines(loads: list[tuple[float, float]]) -> list[Line]:
     """Return the lines through one or two of `loads` (oldest first) that fit all loads best.
     Minimizes the weighted sum of absolute deviations, not of squares: a line through loads attains
-    the minimum, and a load that other work slowed down a lot does not move it."""
+    the minimum, and a load that other work slowed down a lot does not move the line."""
     weights = [_OLDER**age for age in range(len(loads) - 1, -1, -1)]
     errors = [
         (
@@ -213,7 +213,7 @@ def _likely_lines(loads: list[tuple[float, float]]) -> list[Line]:
 
 
 def _lines(loads: list[tuple[float, float]]) -> Iterator[Line]:
-    """Yield all lines through one or two of `loads` on which both costs are at least 0."""
+    """Yield all lines through one or two of `loads` whose two costs are at least 0."""
     for n_bytes, seconds in loads:
         yield Line(seconds, 0.0)
         yield Line(0.0, seconds / n_bytes)
@@ -233,15 +233,15 @@ Target = tuple[BlockHeader, BodyTarget]
 """The header of a body to read, and where to read the body to."""
 
 _THREADS = 4
-"""Number of concurrent loads. The store also reads the bodies of each load in parallel."""
+"""The number of concurrent loads. The store also reads the bodies of a load in parallel."""
 _GROUP_BYTES = 256 << 20
-"""The bytes that a load reads before it copies them, and so the memory that it needs."""
+"""The bytes that a load reads before it copies them, which is the memory that a load needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBodies:
-    """The result of a load's reads: how many bodies passed verification before the first that did
-    not, the checkpoint's bytes, the number of groups, the seconds, and whether the load stopped
+    """The result of a load's reads. `n_verified` bodies passed verification before the first
+    failure; `n_groups` is the number of sequential reads. `overtaken` says that the load stopped
     because computing the rest is faster."""
 
     n_verified: int
@@ -253,7 +253,7 @@ class ReadBodies:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A running load of a prefix into a sequence on `terms`; beginning it took `seconds`."""
+    """A running load of a prefix into a sequence, on `terms`; its start took `seconds`."""
 
     prefix: StoredPrefix
     terms: Terms
@@ -269,9 +269,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The length of the sequence after a load, in tokens; why it is not longer; and the load's
-    seconds without waits for other work. The load read `bytes_by_tier` in `n_reads` sequential
-    reads."""
+    """The sequence's `length` in tokens after a load; `end` says why it is not longer. `seconds`
+    leaves out waits for other work. The load read `bytes_by_tier` in `n_reads` sequential reads."""
 
     length: int
     end: MatchEnd
@@ -296,7 +295,7 @@ class Loader:
         self._ended = threading.Condition()
 
     def keep_within(self, n_bytes: int) -> None:
-        """Let all loads together hold at most `n_bytes` of data that is read but not yet copied."""
+        """Limit all loads together to `n_bytes` of data that they have read but not yet copied."""
         self._group_bytes = min(_GROUP_BYTES, n_bytes // _THREADS)
 
     def begin(
@@ -348,11 +347,11 @@ class Loader:
         return Loaded(length, end, seconds, n_bytes, max(1, read.n_groups))
 
     def give_up(self, load: Load) -> None:
-        """Stop the load after the reads in progress, because the sequence is closing."""
+        """Stop the load after its reads in progress, because the sequence is closing."""
         load.given_up.set()
 
     def wait(self, loads: Iterable[Load], seconds: float) -> None:
-        """Return once one of `loads` ends, or after `seconds`."""
+        """Wait until one of `loads` ends, at most `seconds`."""
         wait([load.future for load in loads], seconds, return_when="FIRST_COMPLETED")
 
     def wait_until_idle(self, seconds: float) -> bool:
@@ -417,7 +416,7 @@ class Loader:
         return {key: body for key, body in found.items() if len(body) == sizes[key]}
 
     def _read_group(self, group: list[Target]) -> list[bool]:
-        """Read a group of bodies into their targets; return which of them passed verification."""
+        """Read a group of bodies into their targets; return, for each, whether it is verified."""
         try:
             here = self._resident([header for header, _ in group])
             for header, target in group:
@@ -436,8 +435,8 @@ class Loader:
 
 
 def group_ends(first: int, most: int, n_bodies: int) -> Iterator[int]:
-    """Yield the ends of groups of `n_bodies` bodies. The first group has `first` bodies, each later
-    one as many as all groups before it together, but at most `most`."""
+    """Yield the ends of groups of `n_bodies` bodies. The first group has `first` bodies. Each later
+    group has as many bodies as all groups before it together, but at most `most`."""
     stop = 0
     while stop < n_bodies:
         stop = min(n_bodies, stop + min(most, max(first, stop)))

@@ -36,10 +36,10 @@ from semantic.ports.store import CacheStorePort, LookUpPort, StorePort
 @dataclass(frozen=True, slots=True)
 class StoredPrefix:
     """The first `length` tokens of a prompt, as bodies to read. `full` has the blocks from position
-    `start` on; the last one may have more tokens than needed. The store has FULL blocks for `known`
-    tokens, which is more than `length` if it lacks a checkpoint at their end. `junction` is the
-    position where the prompt differs from all stored tokens; None unless a checkpoint there is
-    worthwhile. `is_public` says whether all tenants share the bodies."""
+    `start` on; the last block may have more tokens than needed. The store has FULL blocks for
+    `known` tokens: more than `length` if no checkpoint is at their end. `junction` is the position
+    where the prompt differs from all stored tokens; None unless a checkpoint there is worthwhile.
+    `is_public` says whether all tenants share the bodies."""
 
     length: int
     start: int = 0
@@ -59,11 +59,11 @@ class StoredPrefix:
         return (*self.full, *self.window, *last)
 
     def bytes_in(self, tier: Tier) -> int:
-        """The bytes of the bodies that are in `tier`."""
+        """Return the bytes of the prefix's bodies in `tier`."""
         return self.bytes_by_tier[tier]
 
     def bytes_of(self, headers: Iterable[BlockHeader]) -> dict[Tier, int]:
-        """Return how many bytes of the bodies `headers` each tier has."""
+        """Return the bytes of the bodies `headers` in each tier."""
         n_bytes = dict.fromkeys(Tier, 0)
         for header in headers:
             if (found := self.found.get(header.key)) is not None:
@@ -77,12 +77,12 @@ class StoredPrefix:
 
     @property
     def bytes_by_tier(self) -> dict[Tier, int]:
-        """How many bytes of the bodies each tier has."""
+        """The bytes of all bodies in each tier."""
         return self.bytes_of(self.headers)
 
     @property
     def source(self) -> Tier:
-        """The slowest tier that has one of the bodies."""
+        """The slowest tier that contains a body of the prefix."""
         slow = (tier for tier in (Tier.REMOTE, Tier.DISK) if self.bytes_in(tier))
         return next(slow, Tier.MEMORY)
 
@@ -110,9 +110,9 @@ class PrefixLookup:
     def find(
         self, scope: Scope, links: Sequence[BlockLink], tokens: Sequence[int], start: int = 0
     ) -> StoredPrefix | None:
-        """Return the longest prefix of `tokens` that can be restored; None if the store has none.
-        `links` are the full blocks of `tokens`. The sequence already holds the tokens before
-        `start`, a multiple of 256."""
+        """Return the longest prefix of `tokens` that a sequence can restore; None if the store has
+        no such prefix. `links` are the full blocks of `tokens`. The sequence already holds the
+        tokens before `start`, a multiple of 256."""
         first = start // BLOCK_TOKENS
         wanted = [link.key(Part.FULL) for link in links[first:]]
         found = dict(self._store.find(wanted))
@@ -200,13 +200,13 @@ class PrefixLookup:
         )
 
     def _longer(self, link: BlockLink) -> BlockHeader | None:
-        """Return a stored block that begins with the tokens of `link`; None if there is none."""
+        """Return a stored block that begins with the tokens of `link`; None if no block does."""
         tail, n_tokens = self._tail(link.parent, link.tokens)
         return tail if n_tokens == len(link.tokens) else None
 
     def _tail(self, parent: BlockHash, rest: Sequence[int]) -> tuple[BlockHeader | None, int]:
-        """Return the block after `parent` that shares most first tokens with `rest`, and how
-        many."""
+        """Return the block after `parent` that shares most first tokens with `rest`, and their
+        number."""
         rest = rest[:BLOCK_TOKENS]
         if not rest:
             return None, 0
@@ -228,9 +228,9 @@ def _hash_before(scope: Scope, links: Sequence[BlockLink], block: int) -> BlockH
 _THREADS = 8
 """The most prompts to look up at the same time."""
 _SECONDS = 2.0
-"""A request waits for its look-up at least these seconds, if necessary."""
+"""The seconds that a request waits for its look-up, if necessary; a long prompt waits longer."""
 _TOKENS_PER_SECOND = 10_000
-"""A long prompt waits for its look-up at most as long as computing it would take at this rate."""
+"""The rate of computing that limits how long a long prompt waits for its look-up."""
 
 
 class Discovery:
@@ -259,8 +259,8 @@ class Discovery:
         return self._threads.submit(tenant, look_up, is_short=True)
 
     async def wait(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
-        """Look a prompt up as `begin` does; return once that ends or times out. Later requests can
-        use a late result. A look-up that has not begun when its time is over never runs."""
+        """Call `begin` and wait for the end of the look-up or its time limit. Later requests can
+        use a late result. A look-up that has not begun at its time limit never runs."""
         begun = asyncio.wrap_future(self.begin(agent_id, tenant, tokens))
         with suppress(TimeoutError):
             await asyncio.wait_for(begun, max(self._seconds, len(tokens) / _TOKENS_PER_SECOND))
@@ -270,9 +270,9 @@ class Discovery:
         self._threads.close()
 
     def look_up(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
-        """Fetch the slow tier's index for an agent and its prompt `tokens`, unless all of the
-        prompt but its last block is known already. Never raises. Takes as long as several requests
-        to the tier one after another."""
+        """Fetch the slow tier's index for an agent and its prompt `tokens`. Skips a prompt whose
+        tokens before the last block are known already. Raises nothing. Takes as long as several
+        requests to the tier in sequence."""
         reusable = tokens[: self._spec.reusable(len(tokens) - 1)]
         scope = self._scope(agent_id, tenant)
         chain, known = self._chain(scope, reusable)

@@ -1,9 +1,9 @@
 """PrefixStore: the prefix cache. Finds, restores and saves requests' blocks in a block store.
 
 Looks up the longest stored prefix of a request, loads it while the batch runs, exports new blocks
-and saves manifests. Keeps its own state by request id. Knows requests, hashes and the ports, but
-not when a request runs or how many blocks the pool has. A failing store never fails a request: the
-engine computes the tokens as if there were no store.
+and saves manifests. Keeps its own state by request id. Knows requests, hashes and the ports; does
+not know when a request runs or how many blocks the pool has. A failing store never fails a request:
+the engine computes the tokens as without a store.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from semantic.ports.generation import BatchBackend, Clock
 from semantic.ports.store import StorePort
 
 _READ_PART = 16
-"""Data that loads have read but not copied may take one part in this many of the memory."""
+"""The divisor for the part of the memory, 1/16, for data that loads have read but not copied."""
 
 
 class PrefixStore:
-    """Shares computed blocks between requests with equal prefixes, and across restarts. Called by
-    the stepping thread. Submitting threads may call `find` and `decline` under the engine's lock,
-    and the methods for agents without it. `shared` decides which request computes missing
-    blocks."""
+    """Shares computed blocks between requests with equal prefixes, and across restarts. The
+    stepping thread calls the methods. Submitting threads may call `find` and `decline` under the
+    engine's lock, and the methods for agents without that lock. `shared` decides which request
+    computes missing blocks."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class PrefixStore:
         now: Callable[[], float] = time.time,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """`prefill_seconds` estimates how many seconds a number of prompt tokens take; it returns
-        None before the first chunk. `now` is Unix time in seconds, for display only. `clock`
-        measures loads."""
+        """`prefill_seconds` estimates the seconds of prefill for a number of tokens; it returns
+        None before the first chunk. `now` returns Unix time in seconds, for display only. `clock`
+        measures loads in seconds."""
         self._model = model
         self._spec = model.cache_spec()
         self._layout = model.layout()
@@ -83,19 +83,19 @@ class PrefixStore:
         self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
 
     def keep_within(self, n_bytes: int) -> None:
-        """Let data that loads have not copied yet take a sixteenth of the process' `n_bytes`."""
+        """Limit data that loads have not copied yet to 1/16 of `n_bytes`, the process's memory."""
         self._loader.keep_within(n_bytes // _READ_PART)
 
     def resumes(self, request: Request) -> bool:
         """Return whether a preempted request can resume from its saved sequence. It cannot if
-        sequences resume only at checkpoints and all its tokens are in the checkpoint, as the last
-        one must run again."""
+        sequences resume only at checkpoints and the checkpoint has all its tokens, as the last
+        token must run again."""
         return not self._layout.needs_checkpoint or request.to_prefill > 0
 
     # Agents
 
     def scope(self, tenant: str) -> Scope:
-        """Return the scope within which `tenant` shares blocks."""
+        """Return the scope in which requests of `tenant` share blocks."""
         if tenant not in self._scopes:
             tag = tenant_tag(self._store.secret, tenant)
             self._scopes[tenant] = Scope(self._namespace, tag)
@@ -106,11 +106,11 @@ class PrefixStore:
         self._public.append(tuple(tokens))
 
     def manifest(self, agent_id: str, tenant: str) -> Manifest | None:
-        """Return the agent's newest manifest; None if it has none."""
+        """Return the agent's newest manifest; None if the store has no manifest."""
         return self._store.agents.manifest(self.scope(tenant), agent_id)
 
     def share_salt(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
-        """Let a fork find the blocks that came with the import of its original."""
+        """Give a fork the salt of its original, so that it finds the original's imported blocks."""
         salt = self._salt(agent_id, tenant, self.manifest(agent_id, tenant))
         if salt:
             self._salts[tenant, new_agent_id] = salt
@@ -128,7 +128,7 @@ class PrefixStore:
     # Restoring
 
     def find(self, request: Request) -> StoredPrefix | None:
-        """Return the stored prefix of a waiting request, looked up once each time it waits."""
+        """Return a waiting request's stored prefix. Looks the prefix up once per wait."""
         state, request.reuse.any_chip = self._state(request), self._any_chip
         if not state.searched:
             state.searched = True
@@ -141,13 +141,13 @@ class PrefixStore:
         return state.prefix
 
     def decline(self, request: Request) -> None:
-        """Record that the request uses the pool's prefix; the stored one stays its fallback."""
+        """Record that the request uses the pool's prefix; the stored prefix stays its fallback."""
         state = self._state(request)
         if state.prefix is not None:
             self.shared.continues_from(request, state.prefix.length)
 
     def begin_load(self, request: Request) -> bool:
-        """Start to read the result of `find`. Returns False if that is None. Raises
+        """Start to read the result of `find`; return False if the result is None. Raises
         BackendError."""
         state = self._state(request)
         prefix, state.prefix = state.prefix, None
@@ -157,8 +157,8 @@ class PrefixStore:
         return prefix is not None and self._begin(request, prefix)
 
     def load_next_blocks(self, request: Request) -> bool:
-        """Start to read the request's next blocks if other requests have computed them. Returns
-        False otherwise. Raises BackendError."""
+        """Start to read the request's next blocks if other requests have computed these blocks;
+        otherwise return False. Raises BackendError."""
         if self._layout.needs_checkpoint or request.computed % BLOCK_TOKENS:
             return False
         if request.computed // BLOCK_TOKENS >= self._blocks_to_compute(request):
@@ -169,8 +169,8 @@ class PrefixStore:
         return prefix is not None and self._begin(request, prefix)
 
     def has_next_checkpoint(self, request: Request) -> bool:
-        """Return whether the request can continue from a checkpoint that another request has taken
-        meanwhile. `begin_load` then reads everything up to it into an empty sequence."""
+        """Return whether the request can continue from a checkpoint of another request.
+        `begin_load` then reads all blocks up to the checkpoint into an empty sequence."""
         if not self.shared.looks_again(request):
             return False
         prefix = self._search(request, start=0)
@@ -191,7 +191,7 @@ class PrefixStore:
         return load is None or load.done
 
     def wait_for_load(self, requests: Iterable[Request], seconds: float) -> None:
-        """Return once a load of one of `requests` ends, or after `seconds`."""
+        """Wait until a load of one of `requests` ends, at most `seconds`."""
         loads = (self._state(request).load for request in requests)
         self._loader.wait([load for load in loads if load is not None], seconds)
 
@@ -235,7 +235,7 @@ class PrefixStore:
         return sum(tiers) // 2
 
     def find_ahead(self, request: Request) -> StoredPrefix | None:
-        """Return the result of `find` if part of it is on disk. Call under the engine's lock."""
+        """Return the result of `find` if a part is on disk. Callers hold the engine's lock."""
         prefix = self.find(request)
         if prefix is None or not prefix.bytes_in(Tier.DISK):
             return None
@@ -274,8 +274,8 @@ class PrefixStore:
             self._search_again(request)
 
     def save_blocks(self, request: Request, *, interim: bool) -> int:
-        """Save everything that the request's open sequence holds, and return the sequence's length
-        in tokens. It must not be decoding. `interim` is False at the end of a turn."""
+        """Save all blocks of the request's open sequence, which must not be decoding, and return
+        the sequence's length in tokens. `interim` is False at the end of a turn."""
         sequence = request.sequence
         if sequence is None:
             return 0
@@ -306,9 +306,9 @@ class PrefixStore:
         )
 
     def discard(self, request: Request) -> None:
-        """Drop all blocks that the request stored and all that follow them, because the model
-        computed NaN or infinity. Drops blocks of its tokens that other requests stored only if they
-        contain such values."""
+        """Drop the blocks that the request stored, and all blocks after them, because the model
+        computed NaN or infinity. Of the blocks that other requests stored, drop only those with
+        such values."""
         state = self._state(request)
         links = state.full_links(self._scope_of(request), request.tokens)
         self._saver.drop(state.put, links, state.read)
@@ -325,7 +325,7 @@ class PrefixStore:
             self._loader.give_up(load)
 
     def preempt(self, request: Request) -> None:
-        """Let `find` look the prefix up again, since the store may evict it meanwhile."""
+        """Make `find` look the prefix up again, since the store may evict the prefix meanwhile."""
         state = self._state(request)
         state.prefix, state.searched, state.load = None, False, None
         state.unread = state.preferred = 0
@@ -337,7 +337,7 @@ class PrefixStore:
         self._states.pop(request.uid, None)
 
     def flush(self) -> None:
-        """Return once everything saved so far is as durable as the store can make it."""
+        """Wait until all data saved so far is as durable as the store can make it."""
         self._store.flush()
 
     def close(self, *, keep_store: bool = False) -> None:
@@ -363,8 +363,8 @@ class PrefixStore:
         return state.scope
 
     def _salt(self, agent_id: str, tenant: str, manifest: Manifest | None) -> bytes:
-        """Return an imported agent's salt. The store remembers it even if another process removes
-        the manifest, because the pool may still hold the agent's cache."""
+        """Return an imported agent's salt; b"" for any other agent. Remembers the salt after
+        another process removes the manifest, because the pool may still hold the agent's cache."""
         if manifest is not None and manifest.scope.salt:
             self._salts[tenant, agent_id] = manifest.scope.salt
         return self._salts.get((tenant, agent_id), b"")
@@ -390,7 +390,7 @@ class PrefixStore:
         return state.links[number].hash
 
     def _blocks_to_compute(self, request: Request) -> int:
-        """Return how many of the request's full blocks other requests may reuse."""
+        """Return the number of the request's full blocks that other requests may reuse."""
         return self._spec.reusable(request.n_tokens - 1) // BLOCK_TOKENS
 
     def _search(self, request: Request, start: int) -> StoredPrefix | None:
@@ -420,7 +420,7 @@ class PrefixStore:
         return None if found is None else replace(found, is_public=True)
 
     def _worthwhile(self, prefix: StoredPrefix | None, request: Request) -> StoredPrefix | None:
-        """Return `prefix`; None if computing it should be faster than reading it."""
+        """Return `prefix`, or None if computing should be faster than reading."""
         if prefix is None:
             return None
         state, n_tokens = self._state(request), prefix.length - request.computed
@@ -434,7 +434,7 @@ class PrefixStore:
         return None
 
     def _search_again(self, leader: Request) -> None:
-        """Let waiting or loading requests that begin like `leader` look for its saved blocks."""
+        """Make waiting and loading requests that begin like `leader` look for its saved blocks."""
         for other in self.shared.beginning_like(leader):
             if other.phase is Phase.WAITING:
                 self._state(other).searched = False

@@ -1,8 +1,8 @@
 """ReadAhead: brings stored prefixes from disk into memory shortly before requests need them.
 
-Its own thread reads one body after the other. Knows when agents should return and which requests
-wait, but not the pool's contents or how to read a body. ToolTimes predicts an agent's return from
-how long agents are usually away after they call a tool.
+Its own thread reads bodies one at a time. Knows when agents should return and which requests wait;
+does not know the pool's contents or how to read a body. ToolTimes predicts an agent's return from
+the usual absence after a call of a tool.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from semantic.domain.value_objects import CacheKey
 from semantic.ports.generation import Clock
 
 LEAD = 3.0
-"""How many seconds before the expected return a read begins. In `benchmarks.returns`, blocks read
-earlier are evicted before their use, and later reads of long histories finish too late."""
+"""The seconds between the start of a read and the agent's expected return. In `benchmarks.returns`,
+blocks read earlier are evicted before their use, and later reads of long histories end too late."""
 _LATE = 60.0
-"""How many seconds after its expected return an agent's unused reads stop counting."""
+"""The seconds after an agent's expected return at which its unused reads stop counting."""
 _MOST_EXPECTED = 1000
 _REST = 3
-"""Rest after reading a body, as a multiple of the reading time: on a CPU, decoding gets its cores
+"""The rest after a read, as a multiple of the time of the read: on a CPU, decoding gets its cores
 back, and the drive is free for urgent reads."""
 _PATIENCE = 0.05
-"""Seconds to wait for loads of requests before looking again whether the agent is back."""
+"""Seconds to wait for loads of requests before checking again that the agent is still away."""
 
 
 class Prefixes(Protocol):
-    """The stored prefixes that `ReadAhead` reads. It calls these methods without holding a lock."""
+    """The stored prefixes that `ReadAhead` reads. Its thread calls these methods without a lock."""
 
     @property
     def ahead_bytes(self) -> int:
-        """The bytes of memory that may hold bodies before a request needs them."""
+        """The bytes of memory for bodies that no request needs yet."""
 
     def stored_prefix(self, agent_id: str, tenant: str) -> StoredPrefix | None:
         """Return the stored prefix of the agent's last turn; None if the store has none."""
@@ -47,12 +47,12 @@ class Prefixes(Protocol):
     def prefetch(self, header: BlockHeader) -> bool: ...
 
     def wait_until_loaded(self, seconds: float) -> bool:
-        """Wait at most `seconds` for all loads of requests to end; return whether they have."""
+        """Wait at most `seconds` for all loads of requests to end; return whether all did."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """A prefix to read at the time `due`; None for the stored prefix of the agent's last turn."""
+    """A prefix to read at the time `due`; None stands for the prefix of the agent's last turn."""
 
     due: float
     prefix: StoredPrefix | None = None
@@ -60,8 +60,8 @@ class _Job:
 
 class ReadAhead:
     """Reads prefixes ahead for one engine. Thread-safe. Its thread starts with the first job, and
-    waits while requests load. Bodies not used yet take at most `Prefixes.ahead_bytes`. Skips agents
-    whose cache is in the pool."""
+    waits while requests load. Unused bodies take at most `Prefixes.ahead_bytes`. Skips agents whose
+    cache is in the pool."""
 
     def __init__(
         self, prefixes: Prefixes, in_pool: Callable[[CacheKey], bool], clock: Clock = time.monotonic
@@ -86,7 +86,7 @@ class ReadAhead:
         self._add(key, _Job(self._clock(), prefix))
 
     def arrived(self, key: CacheKey) -> None:
-        """Stop to read ahead for an agent that is back, or whose request no longer waits."""
+        """Stop reading ahead for an agent that is back, or whose request no longer waits."""
         with self._changed:
             self._jobs.pop(key, None)
             self._held.pop(key, None)
@@ -169,7 +169,7 @@ class ReadAhead:
                 self._changed.wait_for(lambda: self._reading != key, rest)
 
     def _left(self, key: CacheKey) -> int:
-        """Return how many bytes may be read for an agent, given other agents' unused reads."""
+        """Return the bytes that remain for the agent `key` beside other agents' unused reads."""
         now, most = self._clock(), self._prefixes.ahead_bytes  # without the lock: this may be slow
         with self._changed:
             others = ((one, *held) for one, held in self._held.items() if one != key)
@@ -177,7 +177,7 @@ class ReadAhead:
             return most - sum(n for _, n in self._held.values())
 
     def _may_read(self, key: CacheKey) -> bool:
-        """Wait until requests do not load. Returns False if the agent is no longer expected."""
+        """Wait until no request loads. Return False if `ReadAhead` no longer expects the agent."""
         while self._reading == key:
             if self._prefixes.wait_until_loaded(_PATIENCE):
                 return True
@@ -187,17 +187,16 @@ class ReadAhead:
 _LATEST = 32
 """The number of a tool's latest absences that its median covers."""
 _FEWEST = 3
-"""How many absences of a tool a prediction needs: a single one may have any cause."""
+"""The absences after a tool that a prediction needs: a single absence may have any cause."""
 _MOST_TOOLS = 1000
 _MOST_AWAY = 10_000
 _LONGEST_NAME = 128
-"""Most characters of a tool's name. Tools with longer names are ignored."""
+"""The most characters of a tool's name. `ToolTimes` ignores tools with longer names."""
 
 
 class ToolTimes:
     """Learns how long a tenant's agents are away after calling a tool: the median of recent
-    absences, since outliers do not change it. All tenants share its limited memory. Not
-    thread-safe."""
+    absences, which ignores outliers. All tenants share a limited memory. Not thread-safe."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -205,9 +204,9 @@ class ToolTimes:
         self._away: FairLru[str, tuple[str, float]] = FairLru(_MOST_AWAY)
 
     def called(self, agent: str, tenant: str, tools: Collection[str]) -> float | None:
-        """Record that an agent called `tools`; return how many seconds agents are usually away
-        after the slowest of them, None if unknown. Learns only from calls of a single tool: of
-        several, the time of each is unknown."""
+        """Record that an agent called `tools`; return the usual seconds of absence after the
+        slowest tool, None if unknown. Learns only from calls of a single tool: with several tools,
+        the time of each is unknown."""
         names = {name for name in tools if len(name) <= _LONGEST_NAME}
         self._away.remove(tenant, agent)
         if len(names) == len(set(tools)) == 1:

@@ -1,7 +1,7 @@
 """BlockSaver: exports a sequence's blocks into a block store, and drops blocks unfit for reuse.
 
-RequestState is the prefix store's record of a request. Knows the backend and the store by their
-ports, but not when to save.
+RequestState is the prefix store's record of a request. Knows the backend and the store through
+their ports; does not know when to save.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RequestState:
     """The prefix store's state of one request."""
 
     links: list[BlockLink] = field(default_factory=list)
-    """The hash chain of the request's full blocks, as far as it has been computed."""
+    """The first links of the hash chain of the request's full blocks, computed on demand."""
     stored_blocks: int = 0
     """The number of the request's first blocks that the store has or refused."""
     prefix: StoredPrefix | None = None
@@ -34,8 +34,8 @@ class RequestState:
     terms: Terms = NEVER_GIVEN_UP
     """The conditions for reading `prefix`."""
     preferred: int = 0
-    """The request computes its tokens up to this number, because that proved faster than reading;
-    the decision is final."""
+    """The number of first tokens that the request computes instead of reading, because computing is
+    faster; the decision is final."""
     load: Load | None = None
     """The running load into the request's sequence."""
     put: list[BlockKey] = field(default_factory=list)
@@ -43,15 +43,16 @@ class RequestState:
     read: list[BlockHeader] = field(default_factory=list)
     """Headers of bodies that the request read from the store."""
     scope: Scope | None = None
-    """The scope within which its blocks are hashed and found."""
+    """The scope of the request's block hashes, in which requests find its blocks."""
     is_ahead: bool = False
-    """True if a thread reads `prefix` ahead, so its bodies may change tiers."""
+    """True if a thread reads `prefix` ahead, so bodies of `prefix` may change tiers."""
     unread: int = 0
-    """The length of an unreadable prefix: the request looks for a shorter one or other bodies."""
+    """The length of an unreadable prefix: the request looks for a shorter one or for other
+    bodies."""
 
     def full_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
-        """Return the links of the full blocks of `tokens`, which must extend earlier calls'
-        tokens."""
+        """Return the links of the full blocks of `tokens`, which must begin with the tokens of
+        earlier calls."""
         n_full = len(tokens) // BLOCK_TOKENS
         if len(self.links) < n_full:
             self.links = scope.continued(self.links, tokens[: n_full * BLOCK_TOKENS])
@@ -82,8 +83,8 @@ class BlockSaver:
         self.has_gaps = False  # True if interim blocks may be missing on disk
 
     def put_full(self, export: Export, links: Sequence[BlockLink]) -> bool:
-        """Save the FULL bodies of `links`. Stops and returns False if the store refuses one, as no
-        prefix could reach later ones."""
+        """Save the FULL bodies of `links`. Stops and returns False if the store refuses a body, as
+        no prefix could reach later bodies."""
         self.has_gaps |= self._store.holds_back
         lacking = self._store.lacking([link.key(Part.FULL) for link in links])
         return all(
@@ -105,8 +106,8 @@ class BlockSaver:
     def drop(
         self, put: Sequence[BlockKey], links: Iterable[BlockLink], read: Iterable[BlockHeader]
     ) -> None:
-        """Drop the bodies `put` with all blocks that follow them, and bodies of `links` and `read`
-        with NaN or infinite values."""
+        """Drop the bodies `put` and all blocks after them. Drop the bodies of `links` and `read`
+        that contain NaN or infinite values."""
         headers = [BlockHeader(link, Part.FULL, self._layout.name) for link in links]
         others = {one.key: one for one in (*headers, *read)}
         for key in put:
@@ -124,7 +125,7 @@ class BlockSaver:
         return self._store.put(StoredBlock(header, body, export.interim))
 
     def _is_finite(self, header: BlockHeader) -> bool:
-        """Return whether a stored body contains only finite values; True if it is not readable."""
+        """Return whether a stored body contains only finite values; True for an unreadable body."""
         body = self._store.read(header)
         try:
             return body is None or self._model.is_finite(header.part, body)

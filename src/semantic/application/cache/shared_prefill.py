@@ -1,5 +1,5 @@
-"""SharedPrefill: one request computes the tokens that several have in common; the others wait for
-it.
+"""SharedPrefill: one request computes the tokens that several requests share; the other requests
+wait.
 
 `CommonPrefixes` compares the prompts of a tenant as they arrive, which decides where a request
 takes checkpoints for others. Knows requests and the blocks that they compute. Uses no store.
@@ -24,16 +24,16 @@ from semantic.domain.block_hash import BlockHash
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _MOST_COMPARED = 128
-"""The most requests of its group to compare a prompt with: running ones, then the oldest."""
+"""The most requests of a group to compare a prompt with: running requests, then the oldest."""
 _HEAD_BYTES = FEWEST_TOKENS * array("I").itemsize
 
 
 @dataclass(slots=True)
 class _Group:
     """The requests of one tenant that begin with the same `FEWEST_TOKENS` tokens. `version` changes
-    with each addition or removal. `compared` are the requests to compare prompts with, as of
-    version `compared_at`. `allowance` is the number of bytes that checkpoints may take where
-    requests diverge."""
+    with each addition or removal. `compared` are the requests to compare prompts with, from version
+    `compared_at`. `allowance` is the number of bytes that checkpoints may take where requests
+    diverge."""
 
     allowance: int
 
@@ -46,7 +46,7 @@ class _Group:
 @dataclass(slots=True)
 class _Live:
     """An unfinished request. `common` maps the uid of each other request to the length of the
-    prefix that both have; `longest` is the longest of these lengths."""
+    shared prefix; `longest` is the largest of these lengths."""
 
     request: Request
     packed: bytes
@@ -71,7 +71,7 @@ class CommonPrefixes:
         return len(self._live)
 
     def add(self, request: Request) -> None:
-        """From now on, compare other requests with `request`."""
+        """Add `request` to the requests to compare."""
         # The last token of a prompt never comes from a cache.
         packed = array("I", request.prompt[:-1]).tobytes()
         if len(packed) < _HEAD_BYTES:
@@ -98,7 +98,7 @@ class CommonPrefixes:
         return -1 if own is None else own.group.version
 
     def allowance(self, request: Request) -> int:
-        """Return the bytes that checkpoints may take where requests with this beginning diverge."""
+        """Return the bytes that checkpoints may take where requests of this group diverge."""
         own = self._live.get(request.uid)
         return 0 if own is None else own.group.allowance
 
@@ -110,7 +110,7 @@ class CommonPrefixes:
 
     def of(self, request: Request, at_least: int = FEWEST_TOKENS) -> Iterator[tuple[Request, int]]:
         """Yield each request of the same tenant that shares at least `at_least` first tokens with
-        `request`, and how many it shares."""
+        `request`, and the number of shared tokens."""
         own = self._live.get(request.uid)
         if own is None:
             return
@@ -134,7 +134,7 @@ class CommonPrefixes:
         own.longest = max(own.common.values(), default=0)
 
     def _others(self, group: _Group) -> tuple[int, list[_Live]]:
-        """Return the requests of `group` to compare with, and its version."""
+        """Return the version of `group`, and the requests to compare prompts with."""
         with self._lock:
             if group.compared_at != group.version:
                 live = sorted(group.live.values(), key=lambda at: at.request.phase is Phase.WAITING)
@@ -143,9 +143,9 @@ class CommonPrefixes:
 
 
 def computes_before(left: Request, right: Request) -> bool:
-    """Return whether `left`, not `right`, should compute what both have in common: the request that
-    has computed more, else the one that ends sooner, else the older one. All requests follow this
-    order, so that one of them always computes."""
+    """Return whether `left`, not `right`, should compute their shared tokens: the request that has
+    computed more, else the request that ends sooner, else the older request. All requests follow
+    this order, so that one request always computes."""
     return _order(left) < _order(right)
 
 
@@ -175,7 +175,7 @@ def _n_common(left: bytes, right: bytes) -> int:
 
 
 _MOST_IN_VAIN = 2
-"""After this many useless waits a request computes all its tokens itself."""
+"""The number of useless waits after which a request computes all its tokens itself."""
 
 
 @dataclass(slots=True)
@@ -183,9 +183,9 @@ class _Plan:
     """A request's checkpoint positions, and the request that it waits for."""
 
     start: int = 0
-    """The last position that has a checkpoint in the store."""
+    """The last position with a checkpoint in the store."""
     junction: int | None = None
-    """The position where the prompt differs from all stored tokens, according to its look-up."""
+    """The position where the prompt differs from all stored tokens, found by the look-up."""
     positions: tuple[int, ...] = ()
     """Positions at which to take checkpoints."""
     junctions: tuple[int, ...] = ()
@@ -193,25 +193,25 @@ class _Plan:
     reserved: int = 0
     """Bytes reserved for checkpoints at junctions."""
     counted: int | None = None
-    """The position up to which the request's computed tokens have been added to the allowance."""
+    """The position up to which the allowance includes the request's computed tokens."""
     made_for: tuple[int, int] = (-1, -1)
-    """The version of the common prefixes, and the `start`, for which `positions` was computed."""
+    """The version of the common prefixes, and the `start`, that `positions` is based on."""
     waits_for: tuple[Request, int] | None = None
-    """The request whose checkpoints this one waits for, and how many first tokens the two share."""
+    """The request whose checkpoints this request waits for, and the number of shared tokens."""
     looks_again: bool = False
-    """True if the request should look for others' blocks before it computes or waits again."""
+    """True if the request should look for other requests' blocks before it computes or waits."""
     waited: int = 0
     """The number to add to `in_vain` if the current wait turns out useless."""
     in_vain: int = 0
-    """Number of useless waits."""
+    """The number of the request's useless waits."""
     in_flight: BlockHash | None = None
-    """The block that this request is computing and for which others may wait."""
+    """The block that this request is computing, for which other requests may wait."""
 
 
 class SharedPrefill:
-    """Decides which request computes what several requests of one engine need. Any thread may call
-    `add`, holders of the engine's lock `continues_from` and `parts_at`, and only the stepping
-    thread the other methods."""
+    """Decides which request computes the blocks that several requests of one engine need. Any
+    thread may call `add`. Callers of `continues_from` and `parts_at` hold the engine's lock. Only
+    the stepping thread calls the other methods."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class SharedPrefill:
         needs_checkpoint: bool,
         best_chunk: int,
     ) -> None:
-        """`next_block` returns a request's next block; None if other requests cannot reuse it. With
+        """`next_block` returns a request's next block; None if no other request can reuse it. With
         `needs_checkpoint`, sequences resume only at a checkpoint, otherwise after any block."""
         self._spec = spec
         self._next_block = next_block
@@ -235,14 +235,14 @@ class SharedPrefill:
     # Life of a request
 
     def add(self, request: Request) -> None:
-        """Add a new request, so that others take checkpoints where it will continue. Skips a
-        request with `keep` off: a checkpoint where another request diverges from it would reveal
-        its tokens."""
+        """Add a new request, so that other requests take checkpoints where it will continue. Skips
+        a request with `keep` off: a checkpoint where another request diverges would reveal its
+        tokens."""
         if self._needs_checkpoint and request.keep:
             self._common.add(request)
 
     def parts_at(self, request: Request, junction: int | None) -> None:
-        """Record where the prompt differs from all stored tokens; None if unknown."""
+        """Record the position where the prompt differs from all stored tokens, or None."""
         self._plan(request).junction = junction
 
     def continues_from(self, request: Request, position: int) -> None:
@@ -259,7 +259,7 @@ class SharedPrefill:
         plan.start = position
 
     def preempt(self, request: Request) -> None:
-        """Discard the request's plan, because its sequence closes; keep the `junction`."""
+        """Discard the request's plan, except its `junction`, because its sequence closes."""
         junction = self._plan(request).junction
         self._forget(request)
         self._plans[request.uid] = _Plan(junction=junction)
@@ -274,10 +274,10 @@ class SharedPrefill:
 
     def claim(self, request: Request) -> bool:
         """Return whether `request` may compute its next block; False while another request computes
-        it. The claiming request computes the block for all, and the others read it from the store.
-        A request in the middle of a block always continues. If sequences resume only at
-        checkpoints, the others wait for the last checkpoint that the first request takes in their
-        common prefix. A request with `keep` off waits for others, but computes only for itself."""
+        it. The claiming request computes the block for all; the other requests read it from the
+        store. A request in the middle of a block always continues. If sequences resume only at
+        checkpoints, other requests wait for the claiming request's last checkpoint in their shared
+        prefix. A request with `keep` off waits for others, but computes only for itself."""
         if self._needs_checkpoint:
             return not self._waits(request)
         self.release(request)
@@ -301,7 +301,7 @@ class SharedPrefill:
     # Waiting for a checkpoint
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request at the end of this one's chain of waits; None if it does not wait."""
+        """Return the request at the end of this request's chain of waits; None without a wait."""
         first, plan = None, self._plans.get(request.uid)
         while plan is not None and plan.waits_for is not None:
             first = plan.waits_for[0]
@@ -309,12 +309,12 @@ class SharedPrefill:
         return first
 
     def look_again(self, request: Request) -> None:
-        """Make the request look again: others have saved blocks that it could not find before."""
+        """Make the request look for blocks again, because other requests have saved new blocks."""
         plan = self._plan(request)
         plan.looks_again = plan.in_vain < _MOST_IN_VAIN
 
     def looks_again(self, request: Request) -> bool:
-        """Return, True only once, whether others may have saved blocks since the look-up."""
+        """Return whether other requests may have saved blocks since the previous call."""
         plan = self._plan(request)
         looks, plan.looks_again = plan.looks_again, False
         return looks
@@ -326,14 +326,14 @@ class SharedPrefill:
         plan.waited = 0
 
     def read_in_vain(self, request: Request, *, look_again: bool) -> None:
-        """Record that the request read a damaged body; with `look_again`, it looks again."""
+        """Record that the request read a damaged body; with `look_again`, make it look again."""
         plan = self._plan(request)
         plan.in_vain += 1
         if look_again:
             plan.looks_again, plan.waited = True, 1
 
     def beginning_like(self, leader: Request) -> Iterator[Request]:
-        """Yield the requests that begin like `leader` and have not computed anything."""
+        """Yield the requests that begin like `leader` and have not computed a token."""
         looking = Phase.WAITING, Phase.LOAD
         return (other for other, _ in self._common.of(leader) if other.phase in looking)
 
@@ -382,8 +382,8 @@ class SharedPrefill:
         return plan.positions
 
     def _chosen_junctions(self, request: Request, plan: _Plan, end: int) -> tuple[int, ...]:
-        """Return the junctions whose checkpoints fit the allowance, including what the request's
-        tokens will add to it."""
+        """Return the junctions whose checkpoints fit the allowance. The allowance includes the
+        bytes that the request's tokens will add."""
         common, computed = self._common, request.computed
         if plan.counted is None:
             plan.counted = computed
@@ -408,10 +408,10 @@ class SharedPrefill:
         plan.reserved = 0
 
     def _waits(self, request: Request) -> bool:
-        """Return whether the request waits for another's checkpoint. Once that leader takes no more
-        checkpoints in their common prefix, or ends, the request looks for saved blocks before it
-        computes. It waits in vain only a few times, so that later requests that end sooner cannot
-        keep it waiting."""
+        """Return whether the request waits for another request's checkpoint. Once that request
+        takes no more checkpoints in the shared prefix, or ends, the request looks for saved blocks
+        before it computes. The number of useless waits is limited, so that later, shorter requests
+        cannot keep it waiting."""
         plan = self._plan(request)
         if plan.looks_again or plan.in_vain >= _MOST_IN_VAIN or request.scoring:
             return False
@@ -425,7 +425,7 @@ class SharedPrefill:
         return plan.waits_for is not None
 
     def _leaders(self, request: Request) -> Iterator[tuple[Request, int]]:
-        """Yield each request that computes tokens for `request`, and how many tokens both share."""
+        """Yield each request that computes tokens for `request`, with the shared tokens' number."""
         for other, shared in self._common.of(request, request.computed + FEWEST_TOKENS):
             if self._leads(other, shared, request):
                 yield other, shared
