@@ -1,6 +1,6 @@
 """AnswerReader: separates a generated answer into text, reasoning and tool calls as it streams.
 Knows marks in text; knows nothing about models or APIs. Reads calls in a known spelling while the
-model writes them; the model's `ChatFormat` parses other calls once complete."""
+model writes them; the model's `ChatFormat` parses other calls at their end."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from semantic.domain.value_objects import CompletedGeneration, TokenEvent, Token
 from semantic.ports.chat import ChatFormat, Marks
 
 _Part = Literal["start", "header", "text", "thought", "call"]
-"""A place in an answer: its beginning, which may be a call without its mark; the header of a
-message, which names its kind; or one of the parts to emit."""
+"""A place in an answer: `start`, which may be a call without a mark; `header`, which names the kind
+of a message; or a part to emit."""
 
 _BETWEEN_TEXTS: Final = TokenText("\n\n")
 _LONGEST_HEADER: Final = 512
 _PROSE: Final = re.compile(r"[a-z,.;:!?]+(?: [A-Za-z,.;:!?]+){2} ")
-"""Three words in a row, which never occur in a header."""
+"""A pattern for three words in a row, which never occur in a header."""
 
 _MOST_OPEN: Final = 8
-"""At the answer's end the reader looks for at most this many unfinished calls."""
+"""The most unfinished calls that the reader looks for at the answer's end."""
 
 
 class AnswerReader:
@@ -53,13 +53,13 @@ class AnswerReader:
     The reader looks for calls if the chat has tools and may call them. A call inside reasoning ends
     the reasoning: a model that forgets to close its reasoning still means the call. The reader
     emits a call in a known spelling while the model writes it, other calls at their end. A call
-    that cannot be parsed, and was not emitted yet, becomes text with its marks. A call without its
-    end keeps its name and the certain part of its arguments; the reader drops a call without a
+    that the reader can neither parse nor has emitted becomes text with its marks. A call without
+    its end keeps its name and the final part of its arguments; the reader drops a call without a
     whole name.
 
-    An answer in a requested format has reasoning and calls only at its beginning: later
-    marks are text. Headers divide an answer into messages. Log-probabilities accompany the text of
-    their tokens, except for tokens that begin in reasoning, a call, a mark or dropped white space.
+    An answer in a requested format has reasoning and calls only at its beginning; later marks are
+    text. Headers divide an answer into messages. Log-probabilities accompany the text of their
+    tokens, except for tokens that begin in reasoning, a call, a mark or dropped white space.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class AnswerReader:
         closes_thought: bool = False,
         new_id: Callable[[], str],
     ) -> None:
-        """`opens_thought` says that the prompt ends inside reasoning, `closes_thought` that it ends
-        with the end mark of reasoning. `new_id` generates ids for calls."""
+        """With `opens_thought`, the prompt ends inside reasoning; with `closes_thought`, the prompt
+        ends with the end mark of reasoning. `new_id` generates ids for calls."""
         self._many = chat.parallel_tool_calls
         self._headers = chat_format.headers
         self._may_call = chat.may_call
@@ -114,11 +114,11 @@ class AnswerReader:
 
     @property
     def reasoning_tokens(self) -> int:
-        """The number of pushed tokens that were reasoning or its marks."""
+        """The number of tokens in reasoning so far, including its marks."""
         return self._reasoning_tokens
 
     def push(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[AnswerPiece]:
-        """Return the pieces that become final with a token's `text`, which may be empty."""
+        """Return the pieces that a token's `text` makes final; `text` may be empty."""
         if self._done:
             return []
         thinking = self._part == "thought"
@@ -130,10 +130,10 @@ class AnswerReader:
     def finish(
         self, reason: AnswerReason, *, stopped: bool = False
     ) -> tuple[list[AnswerPiece], AnswerReason]:
-        """Return the last pieces, and why the answer ended; `reason` is the engine's reason. The
-        reason is "tool_calls" if the answer stopped by itself, or at `done`, and made calls, unless
-        a stop string (`stopped`) cut the last call: a client must not execute that call. Drops a
-        mark that "length" cut short."""
+        """Return the last pieces, and the reason for the answer's end; `reason` is the engine's.
+        Returns "tool_calls" for an answer with calls that stopped by itself or at `done`, unless a
+        stop string (`stopped`) cut the last call: a client must not execute that call. Drops a mark
+        that "length" cut short."""
         pieces = [] if self._done else list(self._rest(cut=reason != "stop", stopped=stopped))
         by_itself = reason == "stop" or (reason == "cancelled" and self._done)
         self._done = True
@@ -172,9 +172,9 @@ class AnswerReader:
             self._enter(mark)
 
     def _is_text(self, mark: str, before: str) -> bool:
-        """Return whether the text, which is `before` up to the mark, merely mentions the mark, so
-        that the part continues. A mark in code is a mention. So is the start mark of reasoning as a
-        word in a line, and its end mark in text after reasoning."""
+        """Return whether `mark`, after the text `before`, is only a mention, so that the answer's
+        part continues. Mentions are a mark in code, the start mark of reasoning as a word in a
+        line, and the end mark of reasoning in text after reasoning."""
         part = self._opens[mark]
         line = self._found.line.removesuffix(mark)
         if mark == self._unmarked:
@@ -202,8 +202,8 @@ class AnswerReader:
     # The beginning of an answer, or of a message
 
     def _begin_bare(self) -> bool:
-        """Begin a call or text, as soon as it is certain which of them the answer begins with;
-        return whether it is."""
+        """Begin a call or text once the answer's first characters show which one follows; return
+        False before that."""
         held = self._found.held
         at = behind_space(held, 0)
         in_list = held.startswith(LIST_START, at)
@@ -225,7 +225,7 @@ class AnswerReader:
             self._found.look_for((headers.end,))
 
     def _read_header(self) -> bool:
-        """Read more of a header. Returns False if it needs more text."""
+        """Read more of a header; return False if the header needs more text."""
         headers = self._headers
         if headers is None:
             return False
@@ -257,7 +257,7 @@ class AnswerReader:
         return True
 
     def _expect(self, *parts: _Part) -> None:
-        """From here on, look for marks that begin these parts."""
+        """Look only for marks that begin one of `parts` from here on."""
         self._found.look_for([mark for mark, part in self._opens.items() if part in parts])
 
     def _rest(self, *, cut: bool, stopped: bool) -> Iterator[AnswerPiece]:
@@ -291,7 +291,7 @@ class AnswerReader:
             yield from self._shown(self._text_trimmer.flush())
 
     def _end_call(self, read: ReadCall) -> Iterator[AnswerPiece]:
-        """Emit the parsed calls, or text in place of a call that cannot be parsed."""
+        """Emit the parsed calls, or the text of a malformed call."""
         self._part = "text"
         self._found.begin(fenced=self._is_fenced)
         self._text_trimmer.mark()
@@ -321,7 +321,7 @@ class AnswerReader:
         return all(call.name in self._syntax.tools for call in read.calls)
 
     def _written(self, parts: Sequence[CallPart]) -> Iterator[AnswerPiece]:
-        """Emit the certain parts of calls; if the answer may have only one, of the first call."""
+        """Emit `parts` of calls; only parts of the first call if the answer may have one call."""
         for part in parts:
             if part.name is not None:
                 self._calls += 1
@@ -348,7 +348,7 @@ class AnswerReader:
 
 
 def _marks(chat_format: ChatFormat, chat: Chat, unmarked: str) -> dict[str, _Part | None]:
-    """Return the marks to look for in an answer to `chat`, and the part that each begins."""
+    """Return the marks to look for in an answer to `chat`, with the part that each mark begins."""
     opens: dict[str, _Part | None] = dict.fromkeys(chat_format.silent_marks)
     headers = chat_format.headers
     if headers is not None:
@@ -371,7 +371,7 @@ def _syntax(chat_format: ChatFormat, chat: Chat) -> CallSyntax:
 
 
 class AnswerMessage:
-    """Collects an answer's pieces into a message, as the client's next request will repeat it."""
+    """Collects an answer's pieces into the message that the client's next request will repeat."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -408,7 +408,7 @@ def message_in(reader: AnswerReader, text: str) -> Message:
 
 class AnswerStream:
     """Turns the engine's events of one request into pieces, and collects its message. Without a
-    `reader`, for a plain prompt, the whole answer is text."""
+    `reader` (for a plain prompt), the whole answer is text."""
 
     def __init__(self, reader: AnswerReader | None) -> None:
         self._reader = reader
@@ -421,7 +421,7 @@ class AnswerStream:
 
     @property
     def done(self) -> bool:
-        """True once the answer is complete, although the model may continue."""
+        """True if the answer is complete, although the model may continue."""
         return self._reader is not None and self._reader.done
 
     @property
@@ -429,7 +429,7 @@ class AnswerStream:
         return 0 if self._reader is None else self._reader.reasoning_tokens
 
     def token(self, event: TokenEvent) -> list[AnswerPiece]:
-        """Return the pieces that become final with one more token."""
+        """Return the pieces that the next token makes final."""
         self.n_tokens += not self.done
         logprobs = () if event.logprob is None else (event.logprob,)
         if self._reader is not None:
@@ -437,7 +437,7 @@ class AnswerStream:
         return self._collect([TextDelta(event.text, logprobs)] if event.text or logprobs else [])
 
     def end(self, done: CompletedGeneration) -> tuple[list[AnswerPiece], AnswerReason]:
-        """Return the last pieces, and why the answer ended."""
+        """Return the last pieces, and the reason for the answer's end."""
         if self._reader is None:
             return [], done.finish_reason
         stopped = done.stop_string is not None

@@ -1,5 +1,5 @@
 """TokenText, MarkFinder, Trimmer and CallText: split a growing text at marks, read the calls in it,
-and decide which text is final. Know marks only as strings, not their meaning."""
+and decide which text is final. They know marks as strings; they do not know their meaning."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TokenText:
         return TokenText(self.text + other.text, self.logprobs + moved)
 
     def split(self, at: int) -> tuple[TokenText, TokenText]:
-        """Split before character `at`; a token belongs to the part in which it begins."""
+        """Split the text before character `at`; each token goes to the part in which it begins."""
         before = tuple(entry for entry in self.logprobs if entry[0] < at)
         rest = tuple((start - at, value) for start, value in self.logprobs if start >= at)
         return TokenText(self.text[:at], before), TokenText(self.text[at:], rest)
@@ -55,9 +55,9 @@ _FENCE: Final = "```"
 
 
 class MarkFinder:
-    """Cuts a stream of text at marks; holds back text that could still become a mark. Marks must
-    not contain each other. A mark between two backticks is text. `line` is the end of the line that
-    precedes the held text; `is_fenced` says that this line is code."""
+    """Cuts a stream of text at marks; holds back text that more text could turn into a mark. No
+    mark may contain another mark. A mark between two backticks is text. `line` is the last line
+    before the held text; `is_fenced` says that this line is code."""
 
     def __init__(self, marks: Sequence[str]) -> None:
         self._marks = tuple(marks)
@@ -67,7 +67,7 @@ class MarkFinder:
         self.begin()
 
     def begin(self, *, fenced: bool = False) -> None:
-        """Begin a part of the answer here; `fenced` says that it is inside code."""
+        """Begin a part of the answer here; `fenced` says that the part begins inside code."""
         self.line = self._start = ""
         self._n_quotes = 0
         self._fenced = fenced
@@ -88,7 +88,7 @@ class MarkFinder:
         self._is_whole = True
 
     def look_for(self, marks: Sequence[str]) -> None:
-        """From here on, cut at these marks."""
+        """Cut the text at `marks` from here on."""
         self._marks = tuple(marks)
 
     @property
@@ -101,7 +101,7 @@ class MarkFinder:
 
     def take(self) -> tuple[TokenText, str | None]:
         """Take the text before the next mark, and the mark. Without a mark, take the text that
-        cannot become one, and None."""
+        cannot become a mark, and None."""
         text = self._held.text
         at, mark = first_mark(self._marks, text)
         while mark is not None and self._opens_quote(text[:at]):
@@ -126,7 +126,7 @@ class MarkFinder:
         return self._take(len(self._held.text))
 
     def _opens_quote(self, before: str) -> bool:
-        """Return whether `before`, which follows `line`, ends with an opening backtick."""
+        """Return whether `before`, the text after `line`, ends with an opening backtick."""
         _, ends_line, line = before.rpartition("\n")
         last = line[-1:] or ("" if ends_line else self.line[-1:])
         n_quotes = line.count("`") + (0 if ends_line else self._n_quotes)
@@ -148,7 +148,7 @@ class MarkFinder:
 
 class Trimmer:
     """Drops white space next to marks, and restores it if text follows: "one <mark> two" becomes
-    "one two". White space at the beginning or end of the answer, with no mark next to it, stays."""
+    "one two". White space without a mark beside it, at the answer's beginning or end, stays."""
 
     def __init__(self, *, after_mark: bool) -> None:
         self._after_mark = after_mark
@@ -188,14 +188,14 @@ class Trimmer:
 
 
 _MOST_ENDS: Final = 64
-"""The most end marks to try, since the reader parses the whole text at each."""
+"""The most end marks to try, since the reader parses the whole text at each end mark."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """The result of reading the calls between two marks to the end: the calls not emitted yet, or a
-    `problem`; `rest` is the text that follows. `follows` says that a call was emitted before,
-    `closed` that the calls have their end mark, `unfinished` that the last call lacks its end."""
+    """The result of reading all calls between two marks: `calls` to emit, or a `problem`; `rest` is
+    the text after the calls. `follows` says that the reader has emitted a call already, `closed`
+    that the calls have their end mark, `unfinished` that the last call lacks its end."""
 
     text: str = ""
     calls: tuple[WrittenCall, ...] = ()
@@ -229,12 +229,12 @@ class CallText:
             self._whole.push(calls.rest)
 
     def certain(self) -> list[CallPart]:
-        """Return the part that became certain since the last call."""
+        """Return the parts of calls that became final since the previous call of `certain`."""
         certain, self._certain = self._certain, []
         return certain
 
     def next(self) -> ReadCall | None:
-        """Return the result and start again if the end of the calls has arrived, else None."""
+        """Return the result at the end of the calls, and start again; None before that end."""
         if self._whole is not None:
             return self._done(self._whole.next())
         calls = self._streamed
@@ -243,8 +243,8 @@ class CallText:
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
         """Return the result when the answer ends; None outside calls. Text that was `cut` keeps the
-        certain part of its calls. After a stop string (`stopped`), the last call may be unfinished
-        and keeps its emitted part. Text without an end mark is complete if it can be parsed."""
+        final part of its calls. After a stop string (`stopped`), the last call may be unfinished
+        and keeps its emitted part. Text without an end mark is complete if parsing succeeds."""
         if self._whole is None:
             calls = self._streamed
             self._certain += calls.finish(cut=cut, stopped=stopped)
@@ -262,8 +262,8 @@ class CallText:
 
 
 class _WholeCalls:
-    """Parses the text of calls at its end mark. Since arguments may contain that mark, text that
-    cannot be parsed continues to the next end mark, but is invalid if another call follows."""
+    """Parses the text of calls at its end mark. Since arguments may contain that mark, malformed
+    text continues to the next end mark, but is invalid if another call follows."""
 
     def __init__(self, syntax: CallSyntax, *, follows: bool) -> None:
         self._syntax = syntax
@@ -302,7 +302,7 @@ class _WholeCalls:
         return None if stopped and found.problem is not None else found
 
     def _parse_to_mark(self, end: str) -> ReadCall | None:
-        """Parse the text up to the next end mark; return None while none has arrived."""
+        """Parse the text up to the next end mark; return None until an end mark arrives."""
         at, mark = first_mark((end,), self._rest)
         self._searched.append(self._rest[:at])
         self._rest = self._rest[at:]

@@ -1,5 +1,5 @@
-"""The types of arguments, from a tool's schema, by which the text of a value becomes JSON: a value
-in tags does not show its type. Knows JSON Schema and JSON, not how a model writes a call."""
+"""Converts the text of an argument to JSON by the types in the tool's schema: a value in tags does
+not show its type. Knows JSON Schema and JSON, not how a model writes a call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from semantic.application.chat.object_text import MAX_DEPTH
 from semantic.domain.chat import JsonSchema, replace_surrogates
 
 Kinds = frozenset[str]
-"""JSON types that a schema allows; empty if it does not say."""
+"""The JSON types that a schema allows; empty if the schema names no types."""
 
 _ANY: Final[Kinds] = frozenset()
 _KINDS: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
@@ -44,15 +44,15 @@ class ArgumentTypes:
         self._known: dict[str, Kinds] = {}
 
     def is_text(self, name: str) -> bool:
-        """Return whether an argument is always text, whatever it looks like."""
+        """Return whether the argument `name` is always text, even if it looks like JSON."""
         kinds = self._kinds(name)
         return kinds == {"string"} or (
             not kinds and self._untyped_is_text and name not in self._properties
         )
 
     def value(self, name: str, text: str) -> str:
-        """Return the JSON of an argument that a model wrote as `text`; a string if the text fits
-        none of the argument's other types."""
+        """Return the JSON of an argument that a model wrote as `text`: a string, unless the text
+        fits another type of the argument."""
         if self.is_text(name):
             return _string(text)
         kinds = self._kinds(name)
@@ -68,7 +68,7 @@ class ArgumentTypes:
         return next(kind for kind in _KINDS if kind in kinds)
 
     def json(self, text: str) -> str:
-        """Return the JSON of a value of any type; if `text` is none, return it as a string."""
+        """Return `text` as JSON: a value of any type or, if it is malformed, a string."""
         return any_json(text) or _string(text)
 
     def _kinds(self, name: str) -> Kinds:
@@ -93,7 +93,7 @@ def with_types(parameters: JsonSchema) -> JsonSchema:
 
 
 def any_json(text: str) -> str | None:
-    """Return `text`, JSON or a Python literal, as JSON; None if it is neither."""
+    """Return `text`, which is JSON or a Python literal, as JSON; None if it is malformed."""
     return _json_of(text.strip(), frozenset(_KINDS))
 
 
@@ -116,7 +116,7 @@ def _kinds_of(schema: object, root: JsonSchema, seen: list[object]) -> Kinds:
 
 
 def _own_kinds(schema: Mapping[str, object]) -> Kinds:
-    """Return the types that a schema itself names, or the types of the values that it lists."""
+    """Return the types that the schema names or, without names, the types of its listed values."""
     given = schema.get("type")
     names = [given] if isinstance(given, str) else _list(given)
     kinds = frozenset(name for name in names if isinstance(name, str)) & {*_KINDS}
@@ -127,7 +127,7 @@ def _own_kinds(schema: Mapping[str, object]) -> Kinds:
 
 
 def _both(said: Sequence[Kinds]) -> Kinds:
-    """Return the types that every set in `said` allows; "number" includes integers."""
+    """Return the types that all sets in `said` allow, where "number" includes integers."""
     kinds = _ANY
     for one in said:
         wide = one | {"integer"} if "number" in one else one
@@ -145,7 +145,7 @@ def _at(root: JsonSchema, reference: str) -> object:
 
 
 def _json_of(text: str, kinds: Kinds) -> str | None:
-    """Return `text` as JSON of one of these types; None if it has none of them."""
+    """Return `text` as JSON of a type in `kinds`; None if the text has another type."""
     word = _WORDS.get(text.lower())
     if word is not None:
         return word if _kind(json.loads(word)) in kinds else None
@@ -157,7 +157,7 @@ def _json_of(text: str, kinds: Kinds) -> str | None:
 
 
 def _loaded(text: str) -> Iterator[tuple[object, str]]:
-    """Yield the value of a JSON text, and its JSON: the text itself if all clients can read it."""
+    """Yield the value of a JSON text, and its JSON: the same text if all clients can read it."""
     try:
         value = json.loads(text, strict=False, parse_constant=refuse_constant)
         written = portable_json(value)
@@ -168,7 +168,7 @@ def _loaded(text: str) -> Iterator[tuple[object, str]]:
 
 
 def _evaluated(text: str) -> Iterator[tuple[object, str]]:
-    """Yield the value and the JSON of a Python literal, which may contain JSON's words."""
+    """Yield the value and the JSON of a Python literal, which may contain true, false and null."""
     if len(text) > _LONGEST_LITERAL:
         return
     try:

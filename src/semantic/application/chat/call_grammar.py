@@ -1,6 +1,6 @@
 """Grammars for structured output, in llguidance's Lark dialect: answers that must be JSON or
-contain tool calls. Knows how the options of a chat become a grammar, given the spelling of marks;
-knows no tokenizers or limits on schemas."""
+contain tool calls. Turns the options of a chat, and the spelling of marks, into a grammar; knows no
+tokenizers or limits on schemas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from semantic.ports.chat import OBJECTS, CallForm, Headers, Marks
 _dumps = partial(json.dumps, ensure_ascii=False)
 
 _IN_REGEX = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
-"""Characters that would end a regex in Lark, and their spelling within it."""
+"""The characters that would end a regex in Lark, with their spelling inside a regex."""
 
 ANY_OBJECT: JsonSchema = {"type": "object"}
 
@@ -28,25 +28,25 @@ _TERMINALS = r"""TEXT: /(.|\n)*/
 WS: /[ \n\r\t]{0,4}/"""
 
 _CHOSEN: Final = {"$number": "/[0-9]{1,3}/", "$id": "/[a-zA-Z0-9]{9}/"}
-"""The parts before a call's arguments that the model chooses, and what they must match."""
+"""The parts before a call's arguments that the model chooses, with the regex for each part."""
 
 MOST_FORCED_CALLS = 16
-"""The most calls in an answer that must call: a model out of ideas repeats itself forever."""
+"""The most calls in an answer that must contain calls: a model may repeat calls forever."""
 
 JSON_SPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
-"""An "x-guidance" for schemas: limited white space in JSON, enough to indent."""
+"""The schema option "x-guidance" that limits white space in JSON, with enough to indent."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpelledMark:
-    """A mark as a grammar matches it: ids of special tokens, and the texts between them."""
+    """A mark for a grammar: the ids of special tokens, and the texts between these tokens."""
 
     text: str
     pieces: tuple[int | str, ...]
 
     @property
     def has_tokens(self) -> bool:
-        """True if the mark has special tokens; a model may also write it letter by letter."""
+        """True if the mark has special tokens; a model may also write the mark in letters."""
         return any(isinstance(piece, int) for piece in self.pieces)
 
     @property
@@ -55,27 +55,27 @@ class SpelledMark:
         return bool(self.pieces) and isinstance(self.pieces[0], int)
 
     def tokens(self) -> str:
-        """Return the mark in Lark, piece by piece."""
+        """Return the mark's tokens and texts in Lark."""
         return " ".join(
             f"<[{piece}]>" if isinstance(piece, int) else _dumps(piece) for piece in self.pieces
         )
 
     def lark(self) -> str:
-        """Return the mark in Lark, matching both the special tokens and their letters."""
+        """Return a rule in Lark that matches the mark's special tokens or their letters."""
         return f"({self.tokens()} | {_dumps(self.text)})" if self.has_tokens else self.tokens()
 
 
 def as_text(mark: str) -> SpelledMark:
-    """Return `mark` without special tokens."""
+    """Return `mark` as plain text without special tokens."""
     return SpelledMark(mark, (mark,) if mark else ())
 
 
 @dataclass(frozen=True, slots=True)
 class CallLanguage:
     """How a model writes calls: their `marks`, the `form` of a call, and the marks of a `thought`
-    if the answer may begin with reasoning. `headers` belong to an answer made of messages. `bare`
-    says that a call at an answer's beginning may lack its mark. `spell` finds the special tokens in
-    a text."""
+    if the answer may begin with reasoning. `headers` are the headers of messages, if an answer has
+    several messages. `bare` says that a call at an answer's beginning may lack its mark. `spell`
+    finds the special tokens in a text."""
 
     marks: Marks
     thought: Marks | None = None
@@ -98,9 +98,9 @@ def call_grammar(
     *,
     after: str | None = None,
 ) -> Grammar | None:
-    """Return the grammar of an answer to `chat`; None if nothing constrains the answer. `schema_of`
-    returns the schema of a call's arguments. If the prompt has opened reasoning, `after` is its end
-    mark. A forced call takes precedence over an answer format."""
+    """Return the grammar of an answer to `chat`; None if the chat does not constrain the answer.
+    `schema_of` returns the schema of a call's arguments. If the prompt has opened reasoning,
+    `after` is the end mark of reasoning. A forced call takes precedence over an answer format."""
     tools = _callable(chat)
     forced = bool(tools) and chat.tool_choice.mode == "required"
     strict = any(tool.strict for tool in tools)
@@ -138,7 +138,7 @@ def answer_grammar(wanted: AnswerFormat) -> Grammar:
 
 
 def regex_grammar(regex: str) -> str:
-    """Return a grammar, in Lark, of the texts that match `regex` as a whole."""
+    """Return a grammar, in Lark, that matches the texts that `regex` matches in full."""
     parts = re.findall(r"\\.|[^\\]|\\", regex, re.DOTALL)
     written = "".join(_IN_REGEX.get(part, part) for part in parts)
     return f"start: /{written}/"
@@ -150,7 +150,7 @@ def choice_grammar(choices: Sequence[str]) -> str:
 
 
 def enforced_schemas(chat: Chat) -> list[JsonSchema]:
-    """Return the schemas that an answer must follow: the schema of its format, and those of
+    """Return the schemas that an answer must follow: the schema of its format, and the schemas of
     calls."""
     tools = _callable(chat)
     wanted = chat.answer_format
@@ -195,7 +195,7 @@ class _Rules:
         return "\n".join([*self._lines, _TERMINALS]) + "\n"
 
     def lead(self, *, thinks: bool) -> None:
-        """Add rules for the answer's start: white space, and reasoning where it is possible."""
+        """Add rules for the answer's start: white space, and reasoning if possible."""
         headers, marks = self._headers, self._language.thought
         if headers is not None:
             self.add("head", self._lark(headers.answer))
@@ -214,7 +214,7 @@ class _Rules:
             self.add("thought_rest[lazy]", f"TEXT {_dumps(end.text)}")
 
     def mixed(self) -> None:
-        """Add rules for text with only valid calls: text ends where a call's mark begins."""
+        """Add rules for text between valid calls: the text ends where a call's mark begins."""
         if self._headers is not None:
             self.add("mixed", "head TEXT | calls")
             return
@@ -290,13 +290,12 @@ _COMBINING = frozenset(
         "unevaluatedProperties",
     }
 )  # fmt: skip
-"""In a schema with one of these, more than `properties` may decide what an object contains."""
+"""Keywords of a schema that, besides `properties`, decide the contents of an object."""
 
 
 def closed(schema: JsonSchema) -> JsonSchema:
-    """Return `schema` without room for further properties in objects that only `properties`
-    describe, because a model out of ideas writes ever more. All values of the closed schema fit
-    `schema`."""
+    """Return `schema`, but forbid further properties in objects that only `properties` describes,
+    because a model may add properties without end. All values of the closed schema fit `schema`."""
     found = dict(schema)
     properties = found.get("properties")
     if isinstance(properties, Mapping):

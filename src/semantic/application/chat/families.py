@@ -1,6 +1,6 @@
-"""Families of models: how each writes calls and reasoning, in one table. Texts in a model's chat
-template identify its family, or else entries of its vocabulary do; an operator may also name it.
-The names are those of vLLM's and mlx-lm's parsers. Knows nothing about templates or tokenizers."""
+"""Families of models, with the form of their calls and reasoning. Texts in a model's chat template
+identify its family, or else entries of its vocabulary; an operator may also name the family. The
+names are those of vLLM's and mlx-lm's parsers. Knows nothing about templates or tokenizers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from semantic.ports.chat import OBJECTS, CallForm, CallSpelling, Headers, Marks
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How models of a family write calls: between `marks`, in JSON or in a `spelling` of their own.
-    `names` are the names of its parser; `models` describes the models. All texts of `template` must
-    occur in the chat template, or else all `tokens` in the vocabulary. `bare` says that an answer
-    may begin with a call without its mark. `thought` has the marks of reasoning if they are not in
-    `_THOUGHTS`. With `numbered_ids`, ids of calls consist of the tool's name and a number. `form`
-    is how a grammar spells a call: if the arguments are JSON, as the model does. `silent` are marks
-    around text without a meaning."""
+    """The form of calls in a family of models: between `marks`, in JSON or in an own `spelling`.
+    `names` are the names of the family's parser; `models` describes the models. All texts of
+    `template` must occur in the chat template, or else all `tokens` in the vocabulary. `bare` says
+    that an answer may begin with a call without its mark. `thought` has the marks of reasoning if
+    they are not in `_THOUGHTS`. With `numbered_ids`, ids of calls consist of the tool's name and a
+    number. `form` is the form of a call in a grammar: the model's own form if the arguments are
+    JSON. `silent` are marks around text without a meaning."""
 
     names: tuple[str, ...]
     models: str
@@ -38,7 +38,7 @@ class Family:
     silent: tuple[str, ...] = ()
 
     def written(self, calls: Sequence[tuple[str, object]]) -> str:
-        """Return calls, given as names and arguments, as a model of this family writes them."""
+        """Return `calls`, pairs of a name and arguments, in the form of this family's models."""
         if self.spelling is spellings.PYTHON:
             inner = ", ".join(f"{name}({_keywords(given)})" for name, given in calls)
             return f"{self.marks.start}[{inner}]{self.marks.end}"
@@ -70,11 +70,11 @@ _THOUGHTS: Final = (
         Marks("<think>", "</think>"),
     ),
 )  # fmt: skip
-"""The marks of reasoning, each pair with the names of its parser; a template that uses them
-contains both marks of a pair."""
+"""The marks of reasoning: each entry has the names of a parser and its pair of marks. A template
+that uses a pair contains both marks."""
 
 _UNREAD: Final = "none"
-"""The name by which an operator chooses to leave reasoning unread."""
+"""The name of no parser: with this choice, the server does not separate reasoning."""
 
 HERMES: Final = Family(
     ("hermes", "qwen2_5", "qwen3", "json_tools"),
@@ -294,13 +294,13 @@ FAMILIES: Final = (
     ),
     HERMES,
 )
-"""All families; the first that fits a template is the model's."""
+"""All families of models; a model belongs to the first family that fits its template."""
 
 
 def family_of(
     template: str, vocabulary: Container[str], parser: str | None = None
 ) -> Family | None:
-    """Return a model's family; None if unknown. If `parser` is known, only its families count."""
+    """Return a model's family; None if unknown. If `parser` is known, only its families qualify."""
     named = [family for family in FAMILIES if parser in family.names]
     for family in named or FAMILIES:
         if family.template and all(text in template for text in family.template):
@@ -331,12 +331,12 @@ class Parsers:
         _check("reasoning_parser", self.reasoning, {_UNREAD, *reasoning_parsers()})
 
     def thought(self, found: Marks | None) -> Marks | None:
-        """Return the marks of the chosen parser of reasoning; without a choice, `found`."""
+        """Return the marks of reasoning of the chosen parser, or `found` without a choice."""
         return found if self.reasoning is None else reasoning_parsers().get(self.reasoning)
 
 
 def reasoning_parsers() -> Mapping[str, Marks]:
-    """Return the marks of reasoning by the names of their parsers."""
+    """Return the marks of reasoning, by the name of a parser."""
     own = {name: one.thought for one in FAMILIES if one.thought for name in one.names}
     return own | {name: marks for names, marks in _THOUGHTS for name in names}
 

@@ -1,5 +1,5 @@
 """Checks clients' grammars before this process compiles them: fair among tenants, within limits. A
-probe must compile a grammar to learn its cost; the verdict is remembered. Knows nothing about
+probe must compile a grammar to learn its cost; `Verdicts` remembers the result. Knows nothing about
 processes or compilers."""
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ _REMEMBERED = 4096
 """The number of verdicts to remember, each a digest and a line of text."""
 _MAX_WAITING = 64
 _MAX_REFUSED = 3
-"""A request ends at its refusal with this number; before that, calls of a tool whose schema is
-refused may have any object as arguments."""
+"""The number of refusals at which a request ends. Before that, calls of a tool with a refused
+schema may have any object as arguments."""
 _RETRY_AFTER = 5
-"""Seconds of Retry-After."""
+"""The value of Retry-After in seconds."""
 
 
 class Verdicts:
     """The problems found in each tenant's recently checked grammars. Thread-safe."""
 
     def __init__(self, most: int = _REMEMBERED) -> None:
-        """Remember at most `most` verdicts of all tenants."""
+        """Limit the verdicts of all tenants to `most`."""
         self._problems: FairLru[bytes, str] = FairLru(most)
         self._lock = threading.Lock()
 
     def problem(self, grammar: Grammar) -> str | None:
-        """Return the problem with `grammar`; empty if it has none, None without a verdict."""
+        """Return the problem with `grammar`; "" for a valid grammar, None without a verdict."""
         with self._lock:
             return self._problems.get(grammar.tenant, _key(grammar))
 
     def remember(self, grammar: Grammar, problem: str) -> None:
-        """Remember `problem`, forgetting the least recently used verdict if necessary."""
+        """Remember `problem` for `grammar`; forget the least recently used verdict if necessary."""
         with self._lock:
             self._problems.put(grammar.tenant, _key(grammar), problem)
 
@@ -58,7 +58,7 @@ def _key(grammar: Grammar) -> bytes:
 
 @dataclass(eq=False, slots=True)
 class _Check:
-    """One grammar to check, and how many requests wait for it."""
+    """A grammar to check, with the number of requests that wait for the check."""
 
     grammar: Grammar
     compiles: bool
@@ -67,12 +67,12 @@ class _Check:
     probe: GrammarProbe | None = None  # during its check
     has_ended: bool = False
     outcome: Future[str | Failure] = field(default_factory=Future)
-    """Never raises: if no request awaited it, asyncio would log the exception."""
+    """A value, not an exception: asyncio would log an exception that no request awaits."""
 
 
 class GrammarChecks:
-    """Checks as many grammars at a time as it has probes, but only one per tenant. Tenants take
-    turns. A check for which requests no longer wait is stopped or never begins."""
+    """Checks one grammar per probe at a time, but only one per tenant. Tenants take turns. Stops or
+    skips a check when its last request no longer waits."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class GrammarChecks:
                 raise InvalidRequestError(problem)
 
     def close(self) -> None:
-        """Stop all probes. Make no calls afterwards."""
+        """Stop all probes. Callers make no calls after `close`."""
         with self._lock:
             waiting = [check for queue in self._waiting.values() for check in queue]
             self._waiting.clear()
@@ -164,7 +164,7 @@ class GrammarChecks:
             del self._checks[key]
 
     def _start_some(self) -> None:
-        """Start checks for idle probes; the caller holds the lock."""
+        """Start waiting checks on idle probes. Callers hold the lock."""
         for tenant in list(self._waiting):
             if not self._idle:
                 return

@@ -28,8 +28,8 @@ class WrittenCall:
 
 
 def read_calls(text: str, names: Collection[str]) -> list[WrittenCall]:
-    """Return the call, or the calls in a list, that `text` contains as JSON. Raises ToolCallError
-    if it contains none. A call may name a tool that `names` lacks, or have arguments that are not
+    """Return the call, or the list of calls, that `text` contains as JSON. Raises ToolCallError if
+    `text` contains no call. A call may name a tool outside `names`, or have arguments that are not
     an object: the client's reply then lets the model correct itself."""
     try:
         value = json.loads(text, parse_constant=refuse_constant)
@@ -59,8 +59,8 @@ def parse_arguments(arguments: str) -> object:
 
 
 def object_of(arguments: str) -> dict[str, object]:
-    """Return an object for arguments that are not one: the complete part if they were cut short, or
-    else an object with the text as its only field."""
+    """Return an object for `arguments` that are not an object: the complete part of a cut object,
+    or else an object with the text as its only field."""
     read = ObjectText()
     certain = read.push(arguments)
     if certain and not read.is_broken and not read.is_closed:

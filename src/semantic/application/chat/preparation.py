@@ -1,6 +1,6 @@
 """Preparation: renders, encodes and validates an API's request before it is submitted. Template,
-tokenizer and grammar are slow, so worker threads run this. Knows nothing about engines or event
-loops."""
+tokenizer and grammar are slow, so worker threads call Preparation. Knows nothing about engines or
+event loops."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from semantic.ports.serving import Ask, Prompt
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request ready for submission. `chat`, `replayed` and `parts` are None for a plain prompt;
-    `replayed`, needed to record the turn, is also None without `keep`. `opens_thought` says that
-    the prompt ends inside reasoning, `closes_thought` that it ends with the end mark of
+    `replayed`, needed to record the turn, is also None without `keep`. With `opens_thought`, the
+    prompt ends inside reasoning; with `closes_thought`, the prompt ends with the end mark of
     reasoning."""
 
     tokens: tuple[int, ...]
@@ -40,14 +40,14 @@ class Prepared:
 
 
 _ALWAYS_TOKENIZED = 1 << 18
-"""Prompts of at most this many characters are always tokenized, which takes up to 0.3 s, so that a
-refusal can say by how much the prompt exceeds the context."""
+"""The most characters of a prompt that `Preparation` always tokenizes, which takes up to 0.3 s, so
+that a refusal can say by how much the prompt exceeds the context."""
 _SAMPLED = 8
-"""The sample of a longer prompt: this many of its first characters per token of the context. Usual
-text has 2 or 3 characters per token."""
+"""The length of the sample from the start of a longer prompt, in characters per token of the
+context. Usual text has 2 or 3 characters per token."""
 _DENSE = 2
-"""A text cannot fit if its beginning fills this many contexts. The beginning's last tokens may
-merge with the text that follows, but that does not halve the number of tokens."""
+"""The number of contexts that the sample of a text fills if the text cannot fit. The sample's last
+tokens may merge with the following text, but that does not halve the number of tokens."""
 
 
 _MOST_MESSAGES = 1 << 15
@@ -59,9 +59,9 @@ _MOST_REFUSED = 1 << 14
 
 
 class Attachments:
-    """Refuses attachments of a user's latest messages that this model cannot read. Thread-safe.
-    With "reject-once" it refuses an attachment only the first time, since clients repeat the
-    message in every later request."""
+    """Refuses attachments of a user's latest messages that this model cannot read. Thread-safe. The
+    policy "reject-once" refuses an attachment only the first time, since clients repeat the message
+    in every later request."""
 
     def __init__(self, policy: ImageInput) -> None:
         self._policy = policy
@@ -69,7 +69,7 @@ class Attachments:
         self._lock = Lock()
 
     def check(self, fresh: Sequence[Attachment], tenant: str) -> None:
-        """Raise InvalidRequestError if the policy refuses any `fresh` attachment of `tenant`."""
+        """Raise InvalidRequestError if the policy refuses an attachment in `fresh` for `tenant`."""
         if not fresh or self._policy == "note":
             return
         with self._lock:
@@ -101,8 +101,8 @@ class Preparation:
         checks: GrammarChecks | None = None,
         image_input: ImageInput = "reject-once",
     ) -> None:
-        """`check_grammar` is the backend's; `checks` runs the checks that must come first.
-        `default_max_tokens` limits answers to requests without a limit. `longest_token` is the
+        """`check_grammar` is the backend's function; `checks` runs the checks that must come first.
+        `default_max_tokens` limits the answers to requests without a limit. `longest_token` is the
         length of the longest token, in characters."""
         self._tokenizer = tokenizer
         self._format = chat_format
@@ -115,8 +115,8 @@ class Preparation:
         self._attachments = Attachments(image_input)
 
     def prepare(self, ask: Ask) -> Prepared:
-        """Return the request, ready for submission. Raises InvalidRequestError and
-        ContextOverflowError, and UncheckedGrammarError if a grammar needs `check` first."""
+        """Return the request, ready for submission. Raises InvalidRequestError,
+        ContextOverflowError, and, if a grammar needs `check` first, UncheckedGrammarError."""
         prompt = _ordered(ask.prompt)
         if isinstance(prompt, Chat):
             self._attachments.check(prompt.fresh, ask.tenant)
@@ -173,7 +173,7 @@ class Preparation:
         return rendered.tokens
 
     def _budget(self, chat: Chat, tokens: int | None, *, opened: bool) -> ThinkingBudget | None:
-        """Return the budget for an answer's reasoning; None without a limit or marks."""
+        """Return the budget for an answer's reasoning; None without limit or marks."""
         marks, end_tokens = self._format.thought_marks, self._format.thought_end_tokens
         if tokens is None or marks is None or not end_tokens:
             return None
@@ -183,7 +183,7 @@ class Preparation:
         )
 
     def _thoughts(self, stop: Sequence[str], *, opened: bool) -> Thoughts | None:
-        """Return where in an answer stop strings have no effect; None without them or marks."""
+        """Return the marks between which stop strings have no effect; None if not needed."""
         marks, headers = self._format.thought_marks, self._format.headers
         if headers is not None:
             return Thoughts(headers.starts[0], headers.answer, opened=True) if stop else None
@@ -203,8 +203,8 @@ class Preparation:
         return RenderedChat(prompt), None
 
     def _require_plausible_length(self, prompt: Prompt) -> None:
-        """Raise ContextOverflowError for a text that cannot fit the context, judging by its length,
-        or else by the tokens of its beginning: to tokenize the whole text could take a minute."""
+        """Raise ContextOverflowError for a text that cannot fit the context, judged by its length
+        or by the tokens of its beginning: to tokenize the whole text could take a minute."""
         length, is_chat = length_of(prompt), isinstance(prompt, Chat)
         self._max_tokens(length // self._longest_token, None, None, is_chat=is_chat)
         n_sampled = _SAMPLED * self._context_tokens
@@ -216,8 +216,8 @@ class Preparation:
     def _max_tokens(
         self, n_prompt: int, wanted: int | None, context: int | None, *, is_chat: bool
     ) -> int:
-        """Return the most tokens of the answer: as requested, but within the limits of the model's
-        and the request's context."""
+        """Return the most tokens of the answer: `wanted`, within the limits of the model's and the
+        request's context."""
         limit = min(self._context_tokens, context or self._context_tokens)
         room = limit - n_prompt
         if room < 1:
@@ -234,7 +234,7 @@ class Preparation:
 
 
 def _ordered(prompt: Prompt) -> Prompt:
-    """Return `prompt` with the results of calls in the order of the calls."""
+    """Return `prompt`, with the results of calls sorted into the order of the calls."""
     if not isinstance(prompt, Chat):
         return prompt
     _require_renderable(prompt)
@@ -242,7 +242,7 @@ def _ordered(prompt: Prompt) -> Prompt:
 
 
 def _require_renderable(chat: Chat) -> None:
-    """Raise InvalidRequestError for more messages or tools than render in a second or two."""
+    """Raise InvalidRequestError if messages or tools are too many to render within two seconds."""
     for name, n, most in (
         ("messages", len(chat.messages), _MOST_MESSAGES),
         ("tools", len(chat.tools), _MOST_TOOLS),
@@ -270,7 +270,7 @@ def _beginning(prompt: Prompt, n: int) -> str:
 
 
 def length_of(prompt: Prompt) -> int:
-    """Return how many characters a text, or a conversation's messages, have; 0 for token ids."""
+    """Return the number of characters in a text or a conversation's messages; 0 for token ids."""
     if isinstance(prompt, tuple):
         return 0
     return prompt.length if isinstance(prompt, Chat) else len(prompt)

@@ -1,11 +1,11 @@
-"""Verbatim replay: a known conversation continues with the tokens computed for it earlier. Knows
-points and tokens; knows nothing about engines.
+"""Verbatim replay: a known conversation continues with its earlier computed tokens. Knows points
+and tokens; knows nothing about engines.
 
 A template may render an answer as other tokens than the model generated: it drops reasoning,
-rewrites calls, moves messages. So it renders only new messages; earlier messages are replayed from
-recorded turns. Clients also send the same tools with their keys in another order: each tool keeps
-its first spelling. With some formats, only answers with tool calls can be replayed; after any other
-answer the template renders the history again.
+rewrites calls, moves messages. Replay therefore lets the template render only new messages, and
+takes earlier messages from recorded turns. Clients also send the same tools with their keys in
+another order: Replay keeps each tool's first spelling. With some formats, Replay takes only answers
+with tool calls from turns; after any other answer the template renders the history again.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from semantic.ports.chat import ChatFormat, RenderedChat
 from semantic.ports.store import TurnsPort
 
 _MAX_BYTES = 8 << 20
-"""The most bytes of tools' JSON: enough for hundreds of clients."""
+"""The most bytes of tools' JSON to cache: enough for hundreds of clients."""
 
 
 class ToolSpellings:
-    """A cache of tools' first spellings, limited in bytes, fair between scopes. Thread-safe."""
+    """A cache of tools' first spellings, of limited bytes, fair between scopes. Thread-safe."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._tools: FairLru[bytes, Tool] = FairLru(max_bytes)
@@ -52,7 +52,7 @@ class ToolSpellings:
     def first(
         self, tools: Sequence[Tool], texts: Sequence[bytes], scope: bytes, *, keep: bool = True
     ) -> tuple[Tool, ...]:
-        """Return `tools` in order, each as it was first seen in `scope`. `texts` are their
+        """Return `tools` in order, each in its first spelling in `scope`. `texts` are the tools'
         canonical texts, which do not depend on the order of keys. Without `keep`, records
         nothing."""
         found: list[Tool] = []
@@ -72,11 +72,11 @@ _OWNER_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A rendered conversation, and the turn that it continues. Its first `start` tokens, with the
+    """A rendered conversation, and the turn that it continues. The first `start` tokens, with the
     digest `parent`, come from a recorded turn and contain the first `n_replayed` messages. `point`
-    is the conversation's point; the store counts its turns under `owner`. `answers` maps the index
-    of each later answer to its relation to the generated answer. `tool_texts` are the canonical
-    texts of the tools, `defaults` the arguments that clients may add to calls."""
+    is the conversation's point; the store counts its turns for `owner`. `answers` maps the index of
+    each later answer to its relation to the generated answer. `tool_texts` are the canonical texts
+    of the tools, `defaults` the arguments that clients may add to calls."""
 
     rendered: RenderedChat
     point: Point
@@ -113,9 +113,9 @@ class Replay:
         *,
         is_owner: bool = True,
     ) -> None:
-        """`namespace` identifies the model's content, so that turns of another template or
-        tokenizer are never found. `ends` are the tokens that end an answer. With `is_owner`,
-        `close` also closes `turns`."""
+        """`namespace` identifies the model's content, so that Replay never finds turns of another
+        template or tokenizer. `ends` are the tokens that end an answer. With `is_owner`, `close`
+        also closes `turns`."""
         self._format = chat_format
         self._ends = ends
         self._turns = turns
@@ -176,8 +176,8 @@ class Replay:
         )
 
     def record_cut(self, replayed: Replayed, message: Message) -> Future[None] | None:
-        """Record a turn that cannot be continued: the model generated more than `message`. Returns
-        the result of `TurnsPort.put`."""
+        """Record a turn without tokens, which no request can continue: the model generated more
+        than `message`. Returns the result of `TurnsPort.put`."""
         point = point_after(replayed.point, message, replayed.defaults)
         thought = thought_digest(message.reasoning)
         return self._turns.put(Turn(point, None, 0, (), thought, replayed.owner))
@@ -189,8 +189,8 @@ class Replay:
     def _known(
         self, turns: _Turns, messages: Sequence[Message], numbers: Sequence[int]
     ) -> _Known | None:
-        """Return the tokens up to the last of the answers with the indices `numbers`; None if they
-        are unknown, or if a message contradicts them."""
+        """Return the tokens up to the last answer whose index is in `numbers`; None if the tokens
+        are unknown, or if a message contradicts a recorded turn."""
         found: list[Turn] = []
         for number in reversed(numbers):
             turn = turns.ending_with(number)
@@ -205,7 +205,7 @@ class Replay:
         return None
 
     def _joined(self, turns: Sequence[Turn]) -> _Known | None:
-        """Return the joined tokens of consecutive turns; None if a turn continues other tokens."""
+        """Return the joined tokens of consecutive turns; None if two turns do not fit together."""
         tokens: list[int] = []
         for turn in turns:
             del tokens[turn.start :]
@@ -220,7 +220,7 @@ class Replay:
 
 
 class _Turns:
-    """The turns of one conversation's messages, each looked up once."""
+    """The turns of one conversation's messages; looks each turn up once."""
 
     def __init__(self, turns: TurnsPort, at: Sequence[Point]) -> None:
         self._turns = turns
@@ -228,7 +228,7 @@ class _Turns:
         self._found: dict[int, Turn | None] = {}
 
     def ending_with(self, number: int) -> Turn | None:
-        """Return the turn that ends with message `number`; None if it is unknown."""
+        """Return the turn that ends with message `number`; None for an unknown turn."""
         if number not in self._found:
             self._found[number] = self._turns.get(self._at[number + 1])
         return self._found[number]
@@ -252,7 +252,7 @@ def _prefix_digests(tokens: Sequence[int], lengths: Sequence[int]) -> list[bytes
 
 
 def _answered(turn: Turn | None, message: Message) -> Answered:
-    """Return how the answer `message` relates to the generated answer, recorded in `turn`."""
+    """Return the relation of the answer `message` to the generated answer in `turn`."""
     if turn is None:
         return Answered.OTHER
     if not agrees(turn, message):

@@ -1,6 +1,6 @@
 """Arguments of one call in a model's own spelling, converted to JSON while the model writes them.
 SpelledArguments is the common part of all spellings. ListedArguments reads arguments with
-separators: it emits a string as far as it is certain, and other values once complete."""
+separators: it emits the final part of a string at once, and other values at their end."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _ESCAPED: Final = {
 }  # fmt: skip
 
 _Part = Literal["start", "string", "after", "other"]
-"""Where the reader is: before a value, inside a string, after it, or in any other value."""
+"""The reader's place: before a value, inside a string, after a string, or in any other value."""
 
 
 class SpelledArguments(ABC):
     """Converts a call's arguments, pushed in any pieces, to JSON. The results of `push`, joined,
-    are the `json.dumps` of the object that the model's parser finds in the whole call, but with
+    are the `json.dumps` of the object that the model's parser reads from the whole call, plus any
     repeated keys. `push` returns a string while the model writes it, other values at their end. A
     value that the parser refuses, such as a word for a number, becomes a string. `n_ended` counts
-    the finished arguments; once the arguments are closed, `n_taken` counts their characters in the
-    source. `is_broken` says that an argument cannot be read. After that, or once closed, `push`
-    returns nothing more."""
+    the finished arguments; after their end, `n_taken` counts their characters in the source.
+    `is_broken` says that an argument is unreadable. After that, or after the arguments' end, `push`
+    returns ""."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -55,20 +55,20 @@ class SpelledArguments(ABC):
 
     @abstractmethod
     def may_end(self, *, cut: bool, stopped: bool) -> bool:
-        """Return whether the arguments may end here, if the answer ends here because it was `cut`
-        or at a stop string."""
+        """Return whether the arguments may end at the answer's end, which is a limit (`cut`) or a
+        stop string (`stopped`)."""
 
     @abstractmethod
     def ending(self, *, at_mark: bool) -> str:
         """Return the JSON that ends the arguments here if the model forgot to end the last
-        argument; empty otherwise. `at_mark` says that the end mark of the calls follows."""
+        argument, else "". `at_mark` says that the end mark of the calls follows."""
 
     @abstractmethod
     def _step(self) -> bool:
-        """Read on. Returns False if more text is needed."""
+        """Read more text; return False at the end of the available text."""
 
     def push(self, text: str) -> str:
-        """Return the JSON that becomes certain with more of the source."""
+        """Return the JSON that `text`, the next part of the source, makes final."""
         self._text += text
         while not self.is_closed and not self.is_broken and self._step():
             pass
@@ -77,7 +77,7 @@ class SpelledArguments(ABC):
         return self._taken()
 
     def close(self) -> str:
-        """Return the JSON that ends the arguments; no argument may be open."""
+        """Return the JSON that ends the arguments. Requires that no argument is open."""
         self._end()
         return self._taken()
 
@@ -128,7 +128,7 @@ class ListedArguments(SpelledArguments):
     # Keys
 
     def _find_key(self) -> bool:
-        """Read a key, or the end of the list. Returns False if more text is needed."""
+        """Read a key, or the end of the list; return False if more text has to arrive."""
         spelling = self._spelling
         space = _SPACE.match(self._text, self._at)
         self._at = self._at if space is None else space.end()
@@ -151,7 +151,7 @@ class ListedArguments(SpelledArguments):
     # Values
 
     def _read_value(self) -> bool:
-        """Read up to the next significant character. Returns False if more text is needed."""
+        """Read up to the next significant character; return False if more text has to arrive."""
         at, mark = first_mark(self._marks(), self._text, self._at)
         self._put(self._text[self._at : at])
         self._at = at
@@ -176,7 +176,7 @@ class ListedArguments(SpelledArguments):
         return (*spelling.quotes, ",", spelling.close, *spelling.opening, *spelling.closing)
 
     def _enter(self, mark: str) -> None:
-        """Enter or leave a string or brackets."""
+        """Enter or leave the string or brackets that `mark` opens or closes."""
         if mark == self._quote:
             self._quote = None
             self._part = "after" if self._part == "string" else "other"
@@ -197,7 +197,7 @@ class ListedArguments(SpelledArguments):
             self._part = "other"
 
     def _escape(self) -> bool:
-        """Read an escape in a string. Returns False if more text is needed."""
+        """Read an escape in a string; return False if more text has to arrive."""
         found = _ESCAPE.match(self._text, self._at)
         if found is None and _ESCAPE_START.fullmatch(self._text, self._at):
             return False
@@ -229,7 +229,7 @@ class ListedArguments(SpelledArguments):
         self._written, self._sent = [], []
 
     def _end_of_argument(self) -> str | None:
-        """Return the JSON that ends the open argument; None if it contradicts the emitted part."""
+        """Return the JSON that ends the open argument; None if it contradicts the emitted JSON."""
         if self._part == "after":
             return '"' if self._sent else self._member("")
         value = "".join(self._written)
@@ -268,7 +268,7 @@ def _in_json(spelling: CallList, text: str) -> str:
 
 
 def _unescaped(escape: str) -> str:
-    """Return the text that an escape of Python stands for; an unknown one stands for itself."""
+    """Return the text of an escape in Python; an unknown escape is its own text."""
     if escape[1] in "xu":
         return chr(int.from_bytes(bytes.fromhex(escape[2:]), "big"))
     return _ESCAPED.get(escape[1], escape)
