@@ -1,5 +1,5 @@
-"""Embeddings: batches texts, computes each text once, and takes turns with the engine: one chunk of
-one batch runs between two of its steps. Requests take turns chunk by chunk. A cache keeps the
+"""Embeddings: batches texts, computes each text once, and alternates with the engine: a chunk of a
+batch runs between two steps of the engine. Requests alternate chunk by chunk. A cache keeps the
 vector of each text, separately for each tenant. Knows nothing about arrays or APIs."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BATCH_TOKENS = 4096
 """The most tokens of one batch, including padding."""
 _BATCH_TEXTS = 64
 _PART_CHARACTERS = 1 << 16
-"""The most characters that a worker tokenizes in one go, except for a single longer text."""
+"""The most characters that a worker tokenizes in one call, except for a single longer text."""
 _CACHE_BYTES = 64 << 20
 _ENTRY_BYTES = 200
 """Bytes of a cached vector in addition to its numbers."""
@@ -39,10 +39,10 @@ Row = tuple[Key, Tokens]
 
 
 class Calls(Protocol):
-    """Runs functions on the thread that computes."""
+    """Calls functions on the thread that computes."""
 
     def __call__(self, function: Callable[[], T]) -> Future[T]:
-        """Call `function` between two steps; return the future of its result."""
+        """Call `function` between two steps of the engine; return the future of its result."""
 
 
 class Embeddings:
@@ -56,9 +56,9 @@ class Embeddings:
         workers: FairThreads,
         turns: FairThreads,
     ) -> None:
-        """`call` runs a function on the computing thread; the threads of `workers` do work without
-        the model, those of `turns` wait for the model. Each has two threads, so that only one task
-        that is not short runs at a time."""
+        """`call` runs a function on the computing thread. The threads of `workers` do work without
+        the model, the threads of `turns` wait for the model. Both have two threads, so that only
+        one long task runs at a time."""
         self.model = model
         self._embedder = embedder
         self._call = call
@@ -108,7 +108,7 @@ class Embeddings:
             self._room.give(tenant, 1)
 
     async def _encoded(self, texts: Sequence[str], tenant: str, *, truncate: bool) -> list[Row]:
-        """Return the keys and tokens of `texts`; between parts, other requests get the workers."""
+        """Return the keys and tokens of `texts`; other requests use the workers between parts."""
         found: list[Row] = []
         for part in parts(texts):
             work = partial(self._part, len(found), part, truncate=truncate)
@@ -158,13 +158,13 @@ class Embeddings:
             self._cache.put(tenant, key, vector, n_bytes)
 
     async def _on_thread(self, function: Callable[[], T], tenant: str) -> T:
-        """Run `function` on the computing thread, one at a time, and return its result."""
+        """Run `function` on the computing thread, one function at a time; return its result."""
         return await self._turns.run(tenant, lambda: self._call(function).result(), is_short=False)
 
 
 def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield `rows` in batches of similar length: at most `_BATCH_TEXTS` texts, and at most
-    `_BATCH_TOKENS` tokens including padding, unless a single text has more."""
+    """Yield `rows` in batches of texts of similar length: at most `_BATCH_TEXTS` texts, and at most
+    `_BATCH_TOKENS` tokens including padding, unless a single text has more tokens."""
     batch: list[Row] = []
     for row in sorted(rows, key=lambda one: len(one[1])):
         longest = len(row[1])  # the rows ascend

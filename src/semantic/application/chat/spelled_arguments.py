@@ -65,7 +65,7 @@ class SpelledArguments(ABC):
 
     @abstractmethod
     def _step(self) -> bool:
-        """Read more text; return False at the end of the available text."""
+        """Read more text; return False if more text has to arrive."""
 
     def push(self, text: str) -> str:
         """Return the JSON that `text`, the next part of the source, makes final."""

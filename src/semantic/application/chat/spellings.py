@@ -1,5 +1,5 @@
-"""Spellings of calls: how families of models write a tool's name and the arguments; docstrings and
-comments show examples. Knows nothing about families' names or templates."""
+"""Spellings of calls: the forms in which families of models write a tool's name and the arguments.
+Docstrings and comments show examples. Knows nothing about families' names or templates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOOL_CALL: Final = Marks("<tool_call>", "</tool_call>")
 
 
 def function_tags() -> CallSpelling:
-    """<function=look><parameter=what>...</parameter></function>"""
+    """Return the spelling <function=look><parameter=what>...</parameter></function>."""
     return CallSpelling(
         CallHead(("<function=",), _TAG_NAME, _STARTS_TAG_NAME, ((">",),)),
         CallTags(
@@ -35,7 +35,7 @@ def function_tags() -> CallSpelling:
 
 
 def pairs(prefix: str) -> CallSpelling:
-    """look<arg_key>what</arg_key><arg_value>...</arg_value>, or look{...}"""
+    """Return the spelling look<arg_key>what</arg_key><arg_value>...</arg_value> or look{...}."""
     key, value, end = f"{prefix}arg_key", f"{prefix}arg_value", f"</{prefix}tool_call>"
     tags = CallTags(
         f"<{key}>",
@@ -52,7 +52,7 @@ def pairs(prefix: str) -> CallSpelling:
 
 
 def invoke(prefix: str, key: re.Pattern[str] = _KEY, *, untyped_is_text: bool) -> CallSpelling:
-    """<invoke name="look"><parameter name="what">...</parameter></invoke>"""
+    """Return the spelling <invoke name="look"><parameter name="what">...</parameter></invoke>."""
     return CallSpelling(
         CallHead((f"<{prefix}invoke name=",), _QUOTED, _STARTS_QUOTED, ((">",),)),
         CallTags(
@@ -67,7 +67,7 @@ def invoke(prefix: str, key: re.Pattern[str] = _KEY, *, untyped_is_text: bool) -
 
 
 def listed(quotes: tuple[str, ...]) -> CallSpelling:
-    """call:look{what:"...",n:2}, with quotes of its own"""
+    """Return the spelling call:look{what:"...",n:2}, with the given `quotes`."""
     return CallSpelling(
         CallHead(
             ("call:",), re.compile(r"(?P<name>[^\s<>{}]+)"), re.compile(r"[^\s<>{}]*"), (("{",),)

@@ -1,7 +1,7 @@
-"""StreamedCalls: reads tool calls in a known spelling while the model writes them. A call is
-certain once its name is whole and its arguments begin; from then on the text of its arguments
-passes through at once. Knows the order of calls and marks, and JSON objects in which the name
-precedes the arguments; the caller supplies other spellings."""
+"""StreamedCalls: reads tool calls in a known spelling while the model writes them. A call is final
+once its name is whole and its arguments begin; from then on the reader emits the text of the
+arguments at once. Knows the order of calls and marks, and JSON objects in which the name precedes
+the arguments; the caller supplies other spellings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from semantic.domain.stop_strings import first_mark
 from semantic.ports.chat import CallHead, CallList, CallSpelling, Marks
 
 Read = Literal["all", "some", "none"]
-"""Says whether a text begins with all of an expected text, might still do so, or cannot."""
+"""How much of an expected text has arrived: "some" means that the next text may complete it."""
 
 LONGEST_SPACE: Final = 256
 """The most white space in one place before the arguments, since the reader reads it again with
-every token. If there is more, or the name is longer, the reader parses the call only as a whole."""
+every token. Beyond this, or after a longer name, the reader parses the call only as a whole."""
 _LONGEST_NAME: Final = 200
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
@@ -50,7 +50,7 @@ _DECODER: Final = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class FoundHead:
-    """A call's head in a text: how much of it has arrived, and where the arguments begin."""
+    """A call's head in a text. `read` says how much has arrived; the arguments begin at `end`."""
 
     read: Read
     head: CallHead = OBJECT_HEAD
@@ -59,8 +59,8 @@ class FoundHead:
 
 
 def find_head(heads: Iterable[CallHead], text: str, at: int) -> FoundHead:
-    """Return the head among `heads` that is complete at position `at` of `text`, or else the one of
-    which most has arrived."""
+    """Return the head in `heads` that is complete at position `at` of `text`, or else the head with
+    the longest part in `text`."""
     founds = [_find(head, text, at) for head in heads]
     whole = next((found for found in founds if found.read == "all"), None)
     some = [found for found in founds if found.read == "some"]
@@ -69,8 +69,8 @@ def find_head(heads: Iterable[CallHead], text: str, at: int) -> FoundHead:
 
 
 def find_step(steps: tuple[str, ...], text: str, at: int) -> tuple[Read, int]:
-    """Look for one of the texts `steps` after white space; return how much of it has arrived, and
-    where it ends."""
+    """Look for one of the texts `steps` after white space; return the part that has arrived ("all",
+    "some" or "none"), and the position of its end."""
     begins, at = at, behind_space(text, at)
     if at - begins > LONGEST_SPACE:
         return "none", at
@@ -107,8 +107,8 @@ def _find(head: CallHead, text: str, at: int) -> FoundHead:
 
 
 def _behind_name(head: CallHead, text: str, at: int) -> tuple[Read, int]:
-    """Read the text between the name and the arguments; return how much of it has arrived, and
-    where the arguments begin."""
+    """Read the text between the name and the arguments; return the part that has arrived ("all",
+    "some" or "none"), and the position of the arguments."""
     for steps in head.after:
         read, at = find_step(steps, text, at)
         if read != "all":
@@ -122,7 +122,7 @@ def _behind_name(head: CallHead, text: str, at: int) -> tuple[Read, int]:
 
 
 def _name_in(text: str, *, quoted: bool) -> str | None:
-    """Return the name in `text`; None if it must be a JSON string and is not."""
+    """Return the name in `text`; None if `quoted` and the text is not a JSON string."""
     if not quoted:
         return text
     try:
@@ -134,7 +134,7 @@ def _name_in(text: str, *, quoted: bool) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """More of a call's arguments. If it has a `name`, it is the first part of a new call."""
+    """A part of a call's arguments. A part with a `name` is the first part of a new call."""
 
     name: str | None
     arguments: str
@@ -150,12 +150,12 @@ class CallSyntax:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The texts that can end the calls; if empty, only the end of the answer does."""
+        """The texts that can end the calls; if empty, only the end of the answer ends them."""
         own = () if self.spelling is None else self.spelling.ends
         return (self.marks.end, *own) if self.marks.end else own
 
     def heads(self, *, in_list: bool) -> tuple[CallHead, ...]:
-        """Return the possible heads of a call; `in_list` says that it is inside a list of calls."""
+        """Return the possible heads of a call; `in_list` says that the call is inside a list."""
         spelling = self.spelling
         if spelling is None or spelling.in_list != in_list:
             return (OBJECT_HEAD, TYPED_HEAD)
@@ -181,15 +181,15 @@ class CallSyntax:
 LIST_START: Final = "["
 _Arguments = ObjectText | SpelledArguments
 _BETWEEN: Final = ("}", "]")
-"""The brackets that end a call in JSON; any number of them may follow the call's arguments."""
+"""The brackets that end a call in JSON; several brackets may follow the call's arguments."""
 
 
 class StreamedCalls:
     """Reads the calls in the text after a start mark, pushed in any pieces. `is_known` says whether
-    the reader can stream the first call's arguments; None while undecided. If it is False, the
-    reader stops. `is_ended` says that the last call has ended, with its end mark if it has one;
-    `is_strange`, that text of unknown form follows the first call. `rest` is the text that was not
-    read: all of it, the part after the end mark, or the strange part."""
+    the reader can stream the first call's arguments; None while undecided. If False, the reader
+    stops. `is_ended` says that the last call has ended, with its end mark if the syntax has end
+    marks; `is_strange`, that text of unknown form follows the first call. `rest` is the unread
+    text: the whole text, the part after the end mark, or the strange part."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self.is_known: bool | None = None
@@ -216,7 +216,7 @@ class StreamedCalls:
 
     @property
     def rest(self) -> str:
-        """The text not read yet. If it is the rest of a list, it begins with a bracket again."""
+        """The unread text; the unread part of a list begins with a bracket again."""
         start = LIST_START if self.has_object and self._is_list else ""
         return start + self._text[self._at :]
 
@@ -226,7 +226,7 @@ class StreamedCalls:
         return self.is_strange and self._text.startswith("{", behind_space(self._text, self._at))
 
     def push(self, text: str) -> list[CallPart]:
-        """Return the parts that become certain with more text."""
+        """Return the parts of calls that `text`, the next part of the answer, makes final."""
         self._text += text
         while not self.is_ended and not self.is_strange and self.is_known is not False:
             step = self._find_call if self._arguments is None else self._read_arguments
@@ -236,9 +236,9 @@ class StreamedCalls:
         return self._taken()
 
     def finish(self, *, cut: bool, stopped: bool) -> list[CallPart]:
-        """Return the last parts when the answer ends. A call that was `cut`, or ended by a stop
-        string (`stopped`), keeps its certain part, or its name, if complete, when it has no
-        arguments."""
+        """Return the last parts when the answer ends. A call that a limit (`cut`) or a stop string
+        (`stopped`) ended keeps the final part of its arguments; without arguments, it keeps its
+        name if the name is complete."""
         if self._arguments is not None:
             self._end_open(self._arguments, cut=cut, stopped=stopped)
         elif cut and not self.is_ended and self.is_known is not False:
@@ -255,7 +255,7 @@ class StreamedCalls:
     # The beginning of a call
 
     def _find_call(self) -> bool:
-        """Read the text before a call's arguments. Returns False if it needs more text."""
+        """Read the text before a call's arguments; return False if more text has to arrive."""
         if self.is_known:
             is_found = self._skip_end()
             if is_found is not None:
@@ -283,8 +283,8 @@ class StreamedCalls:
         self._written.append(CallPart(name, ""))
 
     def _skip_end(self) -> bool | None:
-        """Skip text that ends a call. Returns False if more text is needed, None if a call may
-        begin."""
+        """Skip text that ends a call. Return False if more text has to arrive, and None if a call
+        may begin."""
         self._at = behind_space(self._text, self._at)
         rest = self._text[self._at :]
         if not rest:
@@ -307,8 +307,8 @@ class StreamedCalls:
         return None
 
     def _skip_member(self) -> bool | None:
-        """Skip a member that follows the arguments in the call's object. Returns False if it needs
-        more text, None if no member follows."""
+        """Skip a member that follows the arguments in the call's object. Return False if more text
+        has to arrive, and None if no member follows."""
         more = False if len(self._text) - self._at < _LONGEST_MEMBER else None
         found = _MEMBER.match(self._text, self._at)
         if found is None:
@@ -323,7 +323,7 @@ class StreamedCalls:
         return True
 
     def _repeated(self) -> tuple[str, ...]:
-        """Return the start mark if it may be repeated: if only the answer's end ends the calls."""
+        """Return the start mark if it may occur again: if only the answer's end ends the calls."""
         start = self._syntax.marks.start
         return (start,) if start and not self._end_marks else ()
 
@@ -342,8 +342,8 @@ class StreamedCalls:
     # Arguments
 
     def _read_arguments(self) -> bool:
-        """Read more of the arguments. Returns False if it needs more text. From an end mark on, no
-        text is certain until the arguments end: the mark may be part of a string, or the model may
+        """Read more of the arguments; return False if more text has to arrive. From an end mark on,
+        no text is final until the arguments end: the mark may be part of a string, or the model may
         have left the arguments open."""
         read = self._arguments
         if read is None:
@@ -367,8 +367,8 @@ class StreamedCalls:
         return self._is_at_mark or read.is_broken
 
     def _is_within(self) -> bool:
-        """Return whether the end mark at this position is part of the arguments. False if another
-        call follows it, which ends the arguments, or if this is not certain yet."""
+        """Return whether the end mark at this position is part of the arguments. Return False if
+        another call, which ends the arguments, follows the mark or may still follow."""
         mark = next(one for one in self._end_marks if self._text.startswith(one, self._at))
         behind = self._at + len(mark)
         follows, _ = find_step((self._syntax.marks.start,), self._text, behind)
@@ -377,7 +377,7 @@ class StreamedCalls:
         return follows == "none"
 
     def _push(self, read: _Arguments, end: int) -> None:
-        """Pass the text up to `end` to `read`, and release the certain part."""
+        """Pass the text up to `end` to the reader `read`, and emit the final part."""
         text, self._at = self._text[self._at : end], end
         self._keep(text)
         self._n_pushed += len(text)
@@ -388,7 +388,7 @@ class StreamedCalls:
             self._release()
 
     def _end_broken(self) -> bool:
-        """End unreadable arguments at the first end mark, once it has arrived."""
+        """End unreadable arguments at the first end mark, after its arrival."""
         at, mark = first_mark(self._end_marks, self._text, self._at)
         if self._first_mark is not None:
             self._end_arguments(self._first_mark)
@@ -420,15 +420,15 @@ class StreamedCalls:
         return read.ending(at_mark=at_mark) if isinstance(read, SpelledArguments) else ""
 
     def _end_between(self, read: SpelledArguments) -> None:
-        """End the arguments while none is open, at an end mark or at the answer's end."""
+        """End the arguments between two arguments, at an end mark or at the answer's end."""
         self._held += read.close()
         self._release()
         self._close()
         self._end(self._text[self._at :])
 
     def _end_arguments(self, n_source: int) -> None:
-        """End open arguments after the first `n_source` characters of their source: emit JSON as it
-        was written, and arguments in tags as far as they are certain."""
+        """End open arguments after the first `n_source` characters of their source: emit JSON in
+        its written form, and the final part of arguments in tags."""
         if n_source == self._first_mark and self._ending:
             self._written.append(CallPart(None, self._ending))
         source = "".join(self._source)
@@ -455,7 +455,7 @@ class StreamedCalls:
         self._n_source += len(text)
 
     def _release(self) -> None:
-        """Emit the certain part of the arguments, and keep the source of the rest."""
+        """Emit the final part of the arguments, and keep the source of the remaining part."""
         if self._held:
             self._written.append(CallPart(None, self._held))
             self._held = ""

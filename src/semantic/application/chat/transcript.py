@@ -1,6 +1,6 @@
-"""Transcript: the messages of an agent's conversation, as the last line of its saved note, so that
-another process can continue it. Servers save no transcripts: their clients send every message
-again. Knows JSON and messages; knows nothing about templates or tokens."""
+"""Transcript: the messages of an agent's conversation, as the last line of the agent's note, so
+that another process can continue the conversation. Servers save no transcripts: their clients send
+every message again. Knows JSON and messages; knows nothing about templates or tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def transcript_of(messages: Sequence[Message]) -> str:
 
 
 def messages_in(note: str) -> tuple[Message, ...] | None:
-    """Return the messages in a note, the last from the user or a tool; None if it has none."""
+    """Return the messages in a note; None unless the last message is from the user or a tool."""
     line = note.rpartition("\n")[2]
     if not line.startswith(_START):  # other texts may be long
         return None
@@ -44,9 +44,9 @@ def messages_in(note: str) -> tuple[Message, ...] | None:
 
 
 def message_of(given: object) -> Message:
-    """Return `given` if it is a message, or the message that it describes as an object with `role`
-    and `content`, and optionally `reasoning`, `tool_calls` (objects with `id`, `name` and
-    `arguments`), `tool_call_id` and `name`. Raises InvalidRequestError for anything else."""
+    """Return `given` as a message. It may be a message, or an object with `role` and `content`, and
+    optionally `reasoning`, `tool_calls` (objects with `id`, `name` and `arguments`), `tool_call_id`
+    and `name`. Raises InvalidRequestError for anything else."""
     if isinstance(given, Message):
         return given
     if not isinstance(given, Mapping) or not {"role", "content"} <= given.keys() <= _FIELDS:
@@ -89,7 +89,7 @@ def _text(name: str, given: object) -> str:
 
 
 def _written(message: Message) -> dict[str, object]:
-    """Return a message's role, its content, and its other fields that are not empty."""
+    """Return an object with a message's role, its content, and its other nonempty fields."""
     fields: dict[str, object] = {"role": message.role, "content": message.content}
     for name in _TEXTS[1:]:
         value = getattr(message, name)

@@ -1,5 +1,5 @@
 """TurnCache: an LRU cache of conversation turns in memory, in front of slower stores of turns.
-Knows turns and their ports, but not what turns are for."""
+Knows turns and their ports; does not know the purpose of turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UPLOADS = 8
 """The number of turns to upload at the same time."""
 
 _Packed = tuple[Turn, bytes]
-"""A turn without its tokens, and the packed tokens: a tuple of integers needs ten times as much."""
+"""A turn without its tokens, and the packed tokens: a tuple of integers is ten times as large."""
 
 
 class Writes:
@@ -34,7 +34,7 @@ class Writes:
     in the queue. Thread-safe."""
 
     def __init__(self, n_threads: int, max_bytes: int, name: str) -> None:
-        """The threads start with the first writes; their names begin with `name`."""
+        """Threads start with the first writes; the threads' names begin with `name`."""
         self._threads = ThreadPoolExecutor(n_threads, thread_name_prefix=name)
         self._max_bytes = max_bytes
         self._n_bytes = 0
@@ -48,8 +48,8 @@ class Writes:
             return frozenset(self._waiting)
 
     def add(self, n_bytes: int, write: Callable[[], None]) -> Future[None] | None:
-        """Call `write`, which holds `n_bytes`, on a thread; return its future, None without
-        room."""
+        """Call `write`, which holds `n_bytes`, on a thread; return its future, or None if the queue
+        is full."""
         with self._lock:
             if self._is_closed or self._n_bytes + n_bytes > self._max_bytes:
                 return None
@@ -60,7 +60,7 @@ class Writes:
         return begun
 
     def close(self) -> None:
-        """Drop writes that have not begun, and return once the others have finished."""
+        """Drop writes that have not begun, and wait for the running writes."""
         with self._lock:
             self._is_closed = True
         self._threads.shutdown(cancel_futures=True)
@@ -72,10 +72,10 @@ class Writes:
 
 
 class TurnCache:
-    """Implements `TurnsPort`. A stored turn can be read at once; a thread writes it to `below`
-    while others upload it to `shared`. A turn without tokens can be read only once `below`, if
-    given, has written it: `below` may have a turn with tokens at that point, and to look first
-    would delay the caller."""
+    """Implements `TurnsPort`. `get` finds a stored turn at once; a thread writes the turn to
+    `below` while other threads upload it to `shared`. `get` finds a turn without tokens only after
+    `below`, if given, has written it: `below` may have a turn with tokens at that point, and a
+    search there would delay the caller."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class TurnCache:
         close_seconds: float = _CLOSE_SECONDS,
         shared: SharedTurnsPort | None = None,
     ) -> None:
-        """At most `queue_bytes` of turns wait for the disk, and as many for uploads; `close` drops
-        turns that still wait after `close_seconds`. `shared` stores a fleet's turns."""
+        """At most `queue_bytes` of turns wait for the disk, and as many bytes for uploads; `close`
+        drops turns that still wait after `close_seconds`. `shared` stores a fleet's turns."""
         self._below = below
         self._shared = shared
         self._writer = Writes(1, queue_bytes, "turns")
@@ -130,7 +130,7 @@ class TurnCache:
                 store.close()
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
-        """See `TurnsPort.look_up`; also writes the turns it finds to the slower stores."""
+        """See `TurnsPort.look_up`; also writes the turns found in `shared` to `below`."""
         if self._shared is None or not points or self.get(points[-1]) is not None:
             return
         unknown = [point for point in points if self.get(point) is None]

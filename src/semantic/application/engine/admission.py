@@ -1,5 +1,5 @@
-"""Admission: limits how many submissions may queue and how many bytes their caches may need, leaves
-room for each tenant, and computes Retry-After for refused submissions. Knows nothing about the
+"""Admission: limits the submissions in the queue and the bytes that their caches may need, keeps
+places for each tenant, and computes Retry-After for refused submissions. Knows nothing about the
 engine; thread-safe."""
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from semantic.domain.services import BlockPool
 from semantic.ports.generation import Clock
 
 _POOLS = 4
-"""Default limit on queued bytes, in multiples of the pool's size."""
+"""The default limit on queued bytes, as a multiple of the pool's size."""
 
 _MIN_RETRY, _MAX_RETRY = 1, 60
 _DEFAULT_RETRY = 10
 """Retry-After in seconds: the least, the most, and the value before the first measurement."""
 _MEASURED = 32
-"""The rate covers this many latest departures, only those since the queue was last empty."""
+"""The number of latest departures for the rate, counted since the queue was last empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The most submissions in the queue, and the most bytes that their caches may need (four times
-    the pool's if None). With `shared`, a tenant may use only as much of each limit as stays free.
-    Raises InvalidRequestError for a limit below 1."""
+    """The most submissions in the queue, and the most bytes that their caches may need (None: four
+    times the pool's bytes). With `shared`, a tenant may use only as much of each limit as stays
+    free. Raises InvalidRequestError for a limit below 1."""
 
     max_waiting: int = 256
     max_waiting_bytes: int | None = None
@@ -45,8 +45,8 @@ class QueueLimits:
 
 
 def limit_bytes(pool: BlockPool) -> int:
-    """Return the bytes that `pool` can allocate; if only its blocks are limited, assume equally
-    many in each layer."""
+    """Return the bytes that `pool` can allocate. If only its blocks are limited, assumes equally
+    many blocks in each layer."""
     by_bytes = [] if pool.max_bytes is None else [pool.max_bytes]
     if pool.total_blocks is not None:
         of_all_layers = sum(layer.bytes_per_block for layer in pool.spec.layers)
@@ -68,7 +68,7 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Number of queued submissions."""
+        """The number of queued submissions."""
         return len(self._waiting)
 
     @property
@@ -79,8 +79,8 @@ class Admission:
     def enter(self, submission: Hashable, n_tokens: int, tenant: str = "") -> None:
         """Add `submission`, of at most `n_tokens`, to the queue. Raises OverloadedError if the
         queue is full, and TenantLimitError if the tenant's part of the queue is full. An empty
-        queue is never full, because retrying a submission that can never fit is useless. A tenant
-        without queued submissions is limited only by the queue."""
+        queue is never full, because retrying a submission that can never fit is useless. Only the
+        queue's limits apply to a tenant without queued submissions."""
         n_bytes = self._spec.bytes_for(n_tokens)
         with self._lock:
             if self._waiting and not (self._requests.fits(1) and self._bytes.fits(n_bytes)):
@@ -99,7 +99,7 @@ class Admission:
             self._bytes.take(tenant, n_bytes)
 
     def leave(self, submission: Hashable) -> None:
-        """Remove `submission` because it runs or has finished. Idempotent."""
+        """Remove `submission`, which runs or has finished, from the queue. Idempotent."""
         with self._lock:
             if submission not in self._waiting:
                 return
@@ -109,8 +109,8 @@ class Admission:
             self._left.append((self._clock(), n_bytes))
 
     def _require_room_beside(self, tenant: str, n_bytes: int) -> None:
-        """Raise TenantLimitError if a tenant, with `n_bytes` more, would use more than stays
-        free."""
+        """Raise TenantLimitError if `n_bytes` more would let a tenant use more of a limit than
+        stays free."""
         own, own_bytes = self._requests.of(tenant), self._bytes.of(tenant)
         if self._requests.leaves_room(tenant, 1) and self._bytes.leaves_room(tenant, n_bytes):
             return
@@ -122,7 +122,7 @@ class Admission:
         )
 
     def _retry_after(self, excess: int) -> int:
-        """Return in how many seconds a submission and `excess` bytes leave at the recent rate."""
+        """Return the seconds in which a submission and `excess` bytes leave at the recent rate."""
         (since, _), *left = self._left
         if not left:
             return _DEFAULT_RETRY

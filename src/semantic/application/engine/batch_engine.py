@@ -46,10 +46,10 @@ _LOAD_WAIT = 0.02
 class BlockPoolBatchEngine:
     """Batched generation with every agent's KV cache in blocks of one pool.
 
-    Implements `GenerationEnginePort`. The answer to a request is the same alone and in any batch,
-    with and without a cache, preempted or not. If the pool is full, the engine evicts idle caches,
-    then preempts the youngest running request and computes it again later. It refuses a request
-    that could not fit into an empty pool before any work.
+    Implements `GenerationEnginePort`. A request gets the same answer alone and in any batch, with
+    and without a cache, and after a preemption. If the pool is full, the engine evicts idle caches,
+    then preempts the youngest running request, which it computes again later. Before any work, it
+    refuses a request that does not fit into an empty pool.
 
     Example:
         >>> model, tokenizer = semantic.load()
@@ -73,7 +73,7 @@ class BlockPoolBatchEngine:
         clock: Clock = time.perf_counter,
         model_name: str = "",
     ) -> None:
-        """At most `max_batch` requests run together. Idle caches stay in the pool until evicted; a
+        """At most `max_batch` requests run together. Idle caches stay in the pool until eviction; a
         `store`, if given, keeps them longer and records `model_name` with each agent. Raises
         InvalidRequestError if model, spec and pool do not describe the same cache."""
         if model.cache_spec() != spec or pool.spec != spec:
@@ -126,7 +126,7 @@ class BlockPoolBatchEngine:
         )
 
     def enqueue(self, submission: Submission) -> str:
-        """Submit a request, like `submit`, with the arguments in one value."""
+        """Submit a request like `submit`, with all arguments in `submission`."""
         # Without the lock: encoding a long text takes a while and does not affect other requests.
         self._validator.check(submission)
         cached = self._agents.recall(submission.agent_id, submission.tenant)
@@ -141,14 +141,13 @@ class BlockPoolBatchEngine:
             return request.uid
 
     def expect(self, agent_id: str, seconds: float, *, tenant: str = "") -> None:
-        """Expect the agent's next request in `seconds`: until then other idle caches are evicted
-        before the agent's, and the engine reads the agent's stored cache ahead if the pool lacks
-        it."""
+        """Expect the agent's next request in `seconds`. Until then, the engine evicts other idle
+        caches before the agent's cache, and reads the stored cache ahead if the pool lacks it."""
         with self._lock:
             self._heed(self._allocator.key(agent_id, tenant), Hints(back_in=seconds))
 
     def seconds_of(self, request: Request) -> float:
-        """Return how many seconds ago `request` arrived."""
+        """Return the seconds since the arrival of `request`."""
         return self._clock() - request.arrived
 
     def cancel(self, uid: str) -> bool:
@@ -190,14 +189,14 @@ class BlockPoolBatchEngine:
     def share(
         self, others_work: Callable[[], bool], numbers: Iterator[int], *, by_tenants: bool
     ) -> None:
-        """Share the thread with other engines: chunks are short while `others_work` returns True,
-        `numbers` numbers the requests of all engines, and with `by_tenants` one tenant may not fill
-        the batch."""
+        """Share the thread with other engines. Chunks are short while `others_work` returns True,
+        `numbers` numbers the requests of all engines, and with `by_tenants` no tenant may fill the
+        batch."""
         self._others_work, self._numbers = others_work, numbers
         self._scheduler.is_shared = by_tenants
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Let `guard` limit chunks and batch, and start only work that it has memory for."""
+        """Let `guard` limit chunks and batch, and start only work for which it has memory."""
         self._scheduler.keep_within(guard)
         if self._prefixes is not None:
             self._prefixes.keep_within(guard.max_bytes)
@@ -211,7 +210,7 @@ class BlockPoolBatchEngine:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """All unfinished requests; read only."""
+        """All unfinished requests; callers must not change them."""
         return tuple(self._scheduler)
 
     @property
@@ -221,17 +220,17 @@ class BlockPoolBatchEngine:
 
     @property
     def n_running(self) -> int:
-        """Number of requests that hold blocks."""
+        """The number of requests that hold blocks."""
         return len(self._scheduler.running)
 
     @property
     def idle_caches(self) -> IdleCaches:
-        """The idle caches in the pool; read only."""
+        """The idle caches in the pool; callers must not change them."""
         return self._idle
 
     def caches_of(self, tenant: str, names: Collection[str] | None = None) -> list[AgentBlocks]:
-        """Return the idle caches of a tenant's agents, only of those in `names` if given; read
-        only."""
+        """Return the idle caches of a tenant's agents (with `names`, only of these agents). Callers
+        must not change the caches."""
         if names is None:
             keys = [key for key in self._idle.lru_order() if key.tenant == tenant]
         else:
@@ -240,17 +239,17 @@ class BlockPoolBatchEngine:
 
     @property
     def preemptions(self) -> int:
-        """How many times running requests were preempted since the start."""
+        """The number of preemptions since the start."""
         return self._scheduler.preemptions
 
     @property
     def restored_bytes(self) -> Counter[Tier]:
-        """Bytes read from each tier of the store, since the start."""
+        """The bytes read from each tier of the store since the start."""
         return Counter() if self._prefixes is None else self._prefixes.restored_bytes
 
     def evict_idle(self, n_bytes: int, room: int = sys.maxsize) -> bool:
-        """Evict `n_bytes` of idle caches if that returns memory to the system; return whether it
-        evicted any. If the backend keeps the memory of freed blocks, it must first move the other
+        """Evict `n_bytes` of idle caches if this returns memory to the system; return whether
+        memory was freed. A backend that keeps the memory of freed blocks must first move the other
         blocks, using at most `room` bytes."""
         moves = not self._model.returns_memory
         with self._lock:
@@ -263,17 +262,17 @@ class BlockPoolBatchEngine:
         return self._model.return_memory(room) if moves else evicted
 
     def forget(self, agent_id: str, *, tenant: str = "") -> bool:
-        """Drop an agent's idle cache and its manifest. Returns False if it has neither. The agent's
-        running requests continue."""
+        """Drop an agent's idle cache and its manifest. Returns False if the agent has neither. The
+        agent's running requests continue."""
         return self._agents.forget(agent_id, tenant)
 
     def fork(self, agent_id: str, new_agent_id: str, *, tenant: str = "") -> None:
-        """Share everything that `agent_id` has cached with a new agent; copies no blocks. Raises
+        """Share the cached blocks of `agent_id` with a new agent, without copying a block. Raises
         InvalidRequestError if `agent_id` is unknown or `new_agent_id` exists."""
         self._agents.fork(agent_id, new_agent_id, tenant)
 
     def manifest(self, agent_id: str, *, tenant: str = "") -> Manifest | None:
-        """Return the manifest saved after the agent's last turn; None if it has none."""
+        """Return the manifest of the agent's last turn; None if the store has no manifest."""
         return self._agents.manifest(agent_id, tenant)
 
     def make_public(self, tokens: Sequence[int]) -> None:
@@ -282,7 +281,7 @@ class BlockPoolBatchEngine:
             self._prefixes.make_public(tokens)
 
     def flush(self) -> None:
-        """Return once everything saved so far is as durable as the store can make it."""
+        """Wait until all data saved so far is as durable as the store can make it."""
         if self._prefixes is not None:
             self._prefixes.flush()
 
@@ -305,7 +304,7 @@ class BlockPoolBatchEngine:
             self._ahead.expect(key, hints.back_in)
 
     def _read_ahead(self, request: Request) -> None:
-        """Record that the request's agent is back; read its prefix ahead while it waits."""
+        """Record that the request's agent is back; read ahead for a request that waits."""
         if self._ahead is None or self._prefixes is None:
             return
         key = self._allocator.key(request.agent_id, request.tenant)
@@ -329,7 +328,7 @@ class BlockPoolBatchEngine:
         return [self._complete(request, "error", error=reason)]
 
     def _open_admitted(self) -> list[EngineEvent]:
-        """Open the sequences of newly admitted requests: reserved blocks become memory."""
+        """Open the sequences of newly admitted requests: allocate memory for their blocks."""
         events: list[EngineEvent] = []
         for request in self._scheduler.in_phase(Phase.PREFILL):
             if request.sequence is None:
@@ -422,7 +421,7 @@ class BlockPoolBatchEngine:
         return [event for one in taken for event in self._taken(request, *one)]
 
     def _resume(self, request: Request) -> list[EngineEvent]:
-        """Continue to decode after forced tokens, for which the request may need more room."""
+        """Continue decoding after forced tokens; reserve blocks for these tokens if necessary."""
         events = self._reserve([request])
         if request.phase is Phase.DECODE:
             events += self._try(self._sequences.resume, request)
@@ -458,7 +457,7 @@ class BlockPoolBatchEngine:
 
     def _fail(self, request: Request, reason: str) -> CompletedGeneration:
         """End a request whose computation failed, and free its cache, which may be incomplete. If
-        the model computed values that are not finite, also drop the request's stored blocks."""
+        the model computed NaN or infinite values, also drop the request's stored blocks."""
         with self._lock:
             if reason == NOT_FINITE:
                 self._sequences.discard(request)

@@ -1,5 +1,5 @@
 """EngineThread: builds an engine, steps it, rebuilds it and closes it, always on the same thread.
-Submissions go through an inbox, so callers never wait for a step; events go to listeners. Knows
+Submissions go into an inbox, so callers do not wait for a step; events go to listeners. Knows
 engines and threads; knows nothing about event loops, transports or model formats."""
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _RETRY_AFTER = 5
 _NO_MEMORY = "the process has reached its memory limit; running requests must finish first"
 
 _SUBMISSIONS_PER_STEP, _ACCEPT_SECONDS = 16, 0.02
-"""Limits per step. Accepting a submission includes a lookup in the store and competes with the
-threads that prepare others: a burst of submissions must not delay the running requests."""
+"""The most submissions and seconds per step. To accept a submission searches the store and competes
+with the threads that prepare others: many submissions must not delay the running requests."""
 
 
 def _ignore(_: object) -> None:
-    """A listener that ignores its events."""
+    """Ignore the events: a listener for requests without a listener."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """Tells the thread to stop: running requests may finish until `deadline`, at any time if
-    None."""
+    """The order to stop the thread. Running requests may finish until `deadline`; None sets no
+    limit."""
 
     deadline: float | None
 
@@ -70,11 +70,11 @@ class EngineThread:
         clock: Clock = time.monotonic,
         on_failure: Callable[[Exception], None] = _ignore,
     ) -> None:
-        """All three functions are called on the thread. Other engines step between slices of
-        `build`. `rebuild` makes an engine around the failed engine's store. `on_failure` receives
-        each unexpected exception of the engine or a listener, which loses its traceback after the
-        call. Other engines may share `loop`; with `keep_store` the store stays open when the thread
-        ends."""
+        """The thread calls all three functions. Other engines step between two slices of `build`.
+        `rebuild` makes an engine around the failed engine's store. `on_failure` receives each
+        unexpected exception of the engine or a listener; the thread drops the exception's traceback
+        after the call. Other engines may share `loop`; with `keep_store` the store stays open when
+        the thread ends."""
         self.ready: Future[None] = Future()
         self._build = build
         self._rebuild = rebuild
@@ -107,8 +107,8 @@ class EngineThread:
     # Life
 
     def start(self) -> None:
-        """Start to build the engine; call once. The future `ready` is done when the engine is
-        built, or has the exception of `build`."""
+        """Start to build the engine; call `start` once. The future `ready` ends when the engine is
+        built, or gets the exception of `build`."""
         self.ready.set_running_or_notify_cancel()  # one waiter must not cancel it for others
         self._is_started = True
         self._loop.add(self)
@@ -123,10 +123,10 @@ class EngineThread:
         return self._reason
 
     def stop(self, *, drain: bool = True, timeout: float | None = None) -> bool:
-        """Refuse submissions, finish or cancel the accepted ones, save every agent, then return
+        """Refuse submissions, finish or cancel accepted requests, save every agent, then return
         whether the thread has ended. With `drain`, requests may finish within `timeout` seconds;
-        after that, or without `drain`, the thread cancels them and saves their tokens. A second
-        call cancels them at once; then both calls return."""
+        after that, or without `drain`, the thread cancels the requests and saves their tokens. A
+        second call cancels them at once; then both calls return."""
         with self._changed:
             again = self._stop is not None
             seconds = timeout if drain and not again else 0.0
@@ -225,7 +225,7 @@ class EngineThread:
         return self._engine is not None and self._engine.evict_idle(n_bytes, room)
 
     def _advance(self) -> bool:
-        """Run one slice of building or one step. Returns False if the engine must stop."""
+        """Run a slice of building or a step; return False if the engine must stop."""
         engine = self._engine
         if engine is None:
             return self._build_on()
@@ -240,7 +240,7 @@ class EngineThread:
         return True
 
     def _build_on(self) -> bool:
-        """Build one slice. Returns False if the build was stopped early."""
+        """Build one slice; return False if `stop` ended the build early."""
         if self._building is None:
             built = self._build()
             if isinstance(built, BlockPoolBatchEngine):
@@ -283,7 +283,7 @@ class EngineThread:
 
     def _iterate(self, engine: BlockPoolBatchEngine) -> Failure | None:
         """Empty the queues and run one step; return the exception that broke the engine, or None.
-        Meanwhile the queues can only grow, since only this thread removes items from them."""
+        During the call the queues can only grow, since only this thread removes items from them."""
         for _ in range(len(self._calls)):
             self._calls.popleft().run(engine)
         self._cancel_overdue(engine)
@@ -308,8 +308,8 @@ class EngineThread:
         return None
 
     def _accept(self, engine: BlockPoolBatchEngine, handle: RequestHandle) -> Failure | None:
-        """Submit to the engine. Returns the exception that broke the engine; None if it accepted or
-        only refused the submission."""
+        """Submit to the engine. Returns the exception that broke the engine; None if the engine
+        accepted or refused the submission."""
         if not handle.accepted.set_running_or_notify_cancel():
             self._dequeue(handle)
             return None
@@ -346,8 +346,8 @@ class EngineThread:
         return outcome is None
 
     def _update_queue(self, engine: BlockPoolBatchEngine) -> None:
-        """Remove from the admission queue each request that holds blocks or has finished; preempted
-        ones do not return to it."""
+        """Remove each request that holds blocks or has finished from the admission queue. Preempted
+        requests do not return to the queue."""
         waiting = engine.waiting
         for uid in [uid for uid in self._never_ran if uid not in waiting]:
             self._dequeue(self._never_ran.pop(uid))
@@ -363,7 +363,7 @@ class EngineThread:
 
     def _rebuilt(self, broken: BlockPoolBatchEngine, failure: Failure) -> BlockPoolBatchEngine:
         """Fail the broken engine's requests and build another engine around the same store. Raises
-        BackendError if that fails."""
+        BackendError if the build fails."""
         self._set_state(EngineState.REBUILDING)
         self._report(failure)
         failure.drop_frames()  # frames refer to the broken engine and its caches

@@ -15,12 +15,12 @@ from typing import TypeAlias
 from semantic.application.request import Request
 
 _MAX_PASSED = 8
-"""While the first request does not fit, this many others may overtake it; after that, none may."""
+"""The number of requests that may overtake the first request while it does not fit."""
 _MAX_TRIED = 8
-"""How many requests to try per admission, since each try searches the idle caches."""
+"""The most requests to try per admission, since each try searches the idle caches."""
 _PER_PRIORITY = 256
-"""One level of priority is worth this many admissions: more than a queue usually holds, so that a
-higher priority goes first, but few enough that a lower one does not wait forever."""
+"""The admissions that one level of priority is worth: more than a queue usually holds, so that a
+higher priority goes first, but few enough that a lower priority does not wait forever."""
 
 
 _PREEMPTED, _PASSED, _IN_ORDER = range(3)
@@ -29,8 +29,8 @@ _turn, _without_place = attrgetter("turn"), itemgetter(0, 1)
 
 _Entry: TypeAlias = tuple[int, int, int, str]
 """An agent's place in its tenant's order: its turn (the time of its last service or of its arrival,
-minus the worth of its first request's priority), the same time without priority, the number of that
-request, and its name. Numbers are unique."""
+minus its first request's `lead`), the same time without `lead`, the number of that request, and the
+agent's name. Numbers are unique."""
 _TenantEntry: TypeAlias = tuple[int, int, int, str]
 """A tenant's place in the order of tenants: the time of its last service or of its arrival, the
 same time for its first agent, the number of that agent's first request, and the tenant's name.
@@ -49,19 +49,19 @@ class _Place:
 
     @property
     def lead(self) -> int:
-        """Number of admissions that its priority is worth."""
+        """The number of admissions that the request's priority is worth."""
         return _PER_PRIORITY * self.request.hints.priority
 
     @property
     def turn(self) -> tuple[int, int]:
-        """The key by which an agent's requests are sorted."""
+        """The sort key of the request among its agent's requests."""
         return self.arrived - self.lead, self.request.number
 
 
 @dataclass(slots=True)
 class _Agent:
-    """An agent. `places` are its requests that wait in the regular order, by turn; `n_waiting`
-    counts all its waiting requests."""
+    """An agent in the queue. `places` are its requests in the regular order, sorted by `turn`;
+    `n_waiting` counts all its waiting requests."""
 
     served: int = 0
     n_waiting: int = 0
@@ -71,8 +71,8 @@ class _Agent:
 
 @dataclass(slots=True)
 class _Tenant:
-    """A tenant: its agents with waiting requests, and in `order` those with requests in the regular
-    order. `arrivals` has each waiting request's number and arrival, sorted by number."""
+    """A tenant: `agents` have waiting requests, `order` lists the agents with requests in the
+    regular order. `arrivals` has each waiting request's number and arrival, sorted by number."""
 
     served: int = 0
     agents: dict[str, _Agent] = field(default_factory=dict)
@@ -82,23 +82,22 @@ class _Tenant:
 
     @property
     def since(self) -> int:
-        """The time of its last service, or of its arrival if that is later."""
+        """The time of the tenant's last service, or of its arrival if the arrival is later."""
         return max(self.served, self.arrivals[0][1])
 
 
 class FairQueue:
     """Waiting requests, in this order:
 
-    1. preempted requests, in order of arrival, so that everything begun finishes;
-    2. requests that others overtook too often while they did not fit;
-    3. by tenant: fewest running requests, then least recently served; within a tenant by agent:
-       fewest running requests, then priority, then least recently served; of one agent by
-       priority, then in order of arrival.
+    1. preempted requests, in order of arrival, so that all begun requests finish; 2. requests that
+    others overtook too often while they did not fit; 3. by tenant: fewest running requests, then
+    least recently served; within a tenant by agent: fewest running requests, then priority, then
+    least recently served; of one agent by priority, then in order of arrival.
 
-    A request of kind 1 or 2 that does not fit is never overtaken. A new tenant or agent counts as
-    served just before its arrival, so that a stream of new ones cannot starve the others; a higher
-    priority goes first only for some hundred admissions. The cost of a call grows with the running
-    requests and the logarithm of the number of waiting ones.
+    No request overtakes a request of kind 1 or 2 that does not fit. A new tenant or agent counts as
+    served just before its arrival, so that a stream of new tenants cannot starve others; a higher
+    priority goes first only for some hundred admissions. The time of a call grows with the running
+    requests and the logarithm of the number of waiting requests.
     """
 
     def __init__(self) -> None:
@@ -132,7 +131,7 @@ class FairQueue:
         self._leave(self._places[request.uid])
 
     def first(self, running: Sequence[Request]) -> Request:
-        """Return the first request, given the running ones. The queue must not be empty."""
+        """Return the first request, given the `running` ones. The queue must not be empty."""
         return next(self._in_order(running)).request
 
     def take(
@@ -141,8 +140,8 @@ class FairQueue:
         admit: Callable[[Request], bool],
         may_run: Callable[[str], bool] = lambda _: True,
     ) -> Request | None:
-        """Remove and return the first request that `admit` accepts; None if it accepts none. Except
-        for preempted requests, `may_run` must also accept the request's tenant."""
+        """Remove and return the first request that `admit` accepts; None if it accepts no request.
+        For a request that is not preempted, `may_run` must accept the tenant too."""
         tried: list[_Place] = []
         for place in islice(self._in_order(running), _MAX_TRIED):
             if place.rank != _PREEMPTED and not may_run(place.request.tenant):
@@ -161,7 +160,7 @@ class FairQueue:
     # The next request of each agent, in order
 
     def _in_order(self, running: Sequence[Request]) -> Iterator[_Place]:
-        """Yield requests in order, lazily: callers try few. The queue must not change meanwhile."""
+        """Yield requests in order, lazily: callers try a few. Callers must not change the queue."""
         agents = Counter((request.tenant, request.agent_id) for request in running)
         tenants = Counter(request.tenant for request in running)
         yield from (place for _, _, place in self._early)
@@ -189,8 +188,8 @@ class FairQueue:
     def _of_busy_tenant(
         self, name: str, n_running: int, agents: Counter[tuple[str, str]]
     ) -> Iterator[tuple[int, int, int, int, int, str, str]]:
-        """Yield the agents, in order, of a tenant that has running requests. Values that decide
-        between an agent and those of other tenants come before its name."""
+        """Yield the sort keys of the agents, in order, of a tenant that has running requests. The
+        values that compare an agent with agents of other tenants precede the names."""
         tenant = self._tenants.get(name)
         if tenant is None:
             return
@@ -220,7 +219,7 @@ class FairQueue:
             self._sort(place.request)
 
     def _leave(self, place: _Place, served: int | None = None) -> None:
-        """Remove a request. A tenant or agent without other requests counts as new later."""
+        """Remove a request. Forget its agent or tenant if no other request is left."""
         request = place.request
         del self._places[request.uid]
         self._step_out(place)
@@ -254,7 +253,7 @@ class FairQueue:
             del places[bisect_left(places, place.turn, key=_turn)]
 
     def _sort(self, request: Request) -> None:
-        """Sort the request's agent and tenant into the orders again after their places changed."""
+        """Sort the request's agent and tenant into the orders again after a change of places."""
         name, tenant = request.tenant, self._tenants[request.tenant]
         agent = tenant.agents[request.agent_id]
         if agent.entry is not None:
