@@ -16,29 +16,29 @@ from semantic.ports.serving import MemoryFigures
 _INTERVAL = 0.25
 """Seconds between two measurements."""
 _PARTS = 16
-"""The guard keeps one part in this many of the limit free, and two after it frees memory."""
+"""The guard keeps 1/16 of the limit free; when it has to free memory, it frees twice that part."""
 _CALM = 60.0
-"""How long memory pressure must be absent, in seconds, before a report says that it is over."""
+"""Seconds without memory pressure after which a report says that the pressure is over."""
 _FORGET = 0.98
-"""The guard keeps room for the largest rise between two measurements, which it multiplies by this
-at each measurement: it halves in about 9 s."""
+"""The factor for the largest rise between two measurements, applied at each measurement: it halves
+the rise in about 9 s. The guard keeps this rise free."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 64.0
-"""How long memory must suffice, in seconds, before the guard widens a size by one step. The time
+"""Seconds for which memory must suffice before the guard widens a size by one step. The time
 doubles whenever the guard must narrow the size again within twice the time."""
 _LASTING = ("chunks", "batch", "requests")
 """The measures that last until the guard reverses them; all others happen once."""
 _GIB = 1 << 30
 
 Free = Callable[[int], bool]
-"""Frees the given number of bytes, as far as possible. Returns False if it had nothing to free."""
+"""A function that frees the given bytes as far as possible. Returns False if it frees none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Access to the process' memory for the guard; all functions run on the framework's thread.
-    `in_use` returns bytes as the system counts them. `give_back` returns to the system the unused
-    memory that the framework keeps, and `kept` counts these bytes. `spare` returns how much more
-    the system can provide: below 0 if it needs memory back, None if unknown."""
+    """Access to the process's memory for the guard; all functions run on the framework's thread.
+    `in_use` returns the process's bytes by the system's count. `give_back` returns the framework's
+    unused memory to the system, and `kept` counts these bytes. `spare` returns the bytes that the
+    system can still provide: below 0 if it needs memory back, None if unknown."""
 
     in_use: Callable[[], int]
     give_back: Callable[[], None]
@@ -47,7 +47,7 @@ class Memory:
 
 
 class Narrowing:
-    """A size that the guard can halve, at most `most` times; it is halved `times` times now."""
+    """A size that the guard can halve up to `most` times, and has halved `times` times."""
 
     def __init__(self, name: str, most: int) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class Narrowing:
         self.times = 0
 
     def of(self, size: int) -> int:
-        """Return `size` halved `times` times, but at least 1."""
+        """Return `size`, halved `times` times, but at least 1."""
         return max(1, size >> self.times)
 
 
@@ -72,8 +72,8 @@ class MemoryGuard:
         report: Callable[[str], None],
         most: int | None = None,
     ) -> None:
-        """`report` is called with a line of text when pressure begins, requires more, or ends.
-        `most` is the highest limit that may be set later."""
+        """Calls `report` with a line of text when pressure begins, requires a further measure, or
+        ends. `most` is the highest limit in bytes that `limit` accepts later."""
         self.max_bytes = self._first = max_bytes
         self._most = most
         self._rise = 0.0
@@ -83,9 +83,9 @@ class MemoryGuard:
         self._report = report
         self._order: list[tuple[str, Free]] = []
         self.chunks = Narrowing("chunks", 7)
-        """Narrows the prompt tokens of one chunk."""
+        """The narrowing of the prompt tokens in one chunk."""
         self.batch = Narrowing("batch", 5)
-        """Narrows the number of requests that may run."""
+        """The narrowing of the number of requests that may run."""
         self._next = clock()
         self._calm_at: float | None = None  # while there is pressure: when it will be over
         self._widen_at = clock()
@@ -98,25 +98,25 @@ class MemoryGuard:
         self.on_limit: Callable[[int], None] = lambda _: None
         self._limit = max_bytes  # what the process may have now
         self.is_exceeded = False
-        """True if freeing everything was not enough: no more requests should begin."""
+        """True if freeing all caches was not enough: no more requests should begin."""
 
     def measure_by(self, memory: Memory) -> None:
         self._memory = memory
 
     def add(self, name: str, free: Free) -> None:
-        """Register `free` under `name`; it is called after those added earlier."""
+        """Register `free` under `name`; the guard calls it after the functions added earlier."""
         self._order.append((name, free))
 
     def lacks_room(self) -> int | None:
-        """Return the bytes in use before any request if they leave no room for one, else None."""
+        """Return the bytes in use if they leave no memory for a first request, else None."""
         used = self._memory.in_use()
         self._least = used + 2 * used // (_PARTS - 2)
         return used if used > self.max_bytes - self._part else None
 
     def limit(self, n_bytes: int | None) -> None:
-        """Set the limit to `n_bytes`, or to the first limit if None. The next `check` is then due,
-        and frees the excess. Raises InvalidRequestError if the process needs more even without
-        requests, or the machine has less."""
+        """Set the limit to `n_bytes` (None: to the first limit). The next `check` then measures at
+        once and frees the excess. Raises InvalidRequestError if the process needs more even without
+        requests, or if the machine has less memory."""
         wanted = self._first if n_bytes is None else n_bytes
         given = f"{wanted / _GIB:.3g} GiB"
         if wanted < self._least:
@@ -134,8 +134,8 @@ class MemoryGuard:
         self._say(self._last, "this is the new limit")
 
     def check(self) -> None:
-        """Measure if it is time. Free as much of each cache as needed, in order; if that is not
-        enough, narrow the chunks, then the batch."""
+        """Measure the memory at the set interval. Free as much of each cache as needed, in order;
+        if this is not enough, narrow the chunks, then the batch."""
         now = self._clock()
         if now < self._next:
             return
@@ -161,12 +161,12 @@ class MemoryGuard:
         self._tell(now, used, taken)
 
     def left(self) -> int:
-        """Return the bytes that the process may still use."""
+        """Return the bytes that the process may use in addition to the bytes in use."""
         return max(0, self._limit - self._memory.in_use())
 
     def room(self, n_bytes: int) -> int:
-        """Return how much of `n_bytes` the caller may use temporarily, freeing caches as needed.
-        Half of the reserve stays free for code that does not ask first."""
+        """Return the part of `n_bytes` that the caller may use temporarily; free caches as needed.
+        Half of the reserve stays free for code that does not call `room` first."""
         most = self._limit - self._part // 2
         if n_bytes <= self._part // 4:
             return n_bytes
@@ -179,7 +179,7 @@ class MemoryGuard:
 
     @property
     def figures(self) -> MemoryFigures:
-        """The guard's figures. Thread-safe."""
+        """The guard's figures for the statistics. Thread-safe."""
         steps = [name for name in tuple(self._steps) if name not in _LASTING]
         steps += [
             f"{one.name} halved {one.times} times" for one in (self.chunks, self.batch) if one.times
@@ -198,7 +198,7 @@ class MemoryGuard:
         return self.max_bytes // _PARTS
 
     def _reserve(self, used: int) -> int:
-        """Return the bytes to keep free: one of the `_PARTS`, and as much as a step may need."""
+        """Return the bytes to keep free: a fixed part, and the bytes that a step may need."""
         self._rise = max(used - self._last, self._rise * _FORGET)
         return self._part + min(int(self._rise), self.max_bytes // 2)
 
@@ -221,8 +221,8 @@ class MemoryGuard:
         return self._memory.in_use()
 
     def _narrow(self, now: float, names: list[str]) -> None:
-        """Halve the chunks, or the batch once chunks cannot shrink. If the limit is exceeded, halve
-        both as often as possible."""
+        """Halve the chunks, or the batch if the chunks cannot shrink. Above the limit, halve both
+        as often as possible."""
         before = self.chunks.times, self.batch.times
         for one in (self.chunks, self.batch):
             if one.times < one.most:
@@ -237,8 +237,8 @@ class MemoryGuard:
         self._widen_at = now + self._pause
 
     def _widen(self, now: float) -> None:
-        """Double the batch, or the chunks once the batch has its full size, if memory has sufficed
-        for a while."""
+        """Double the batch, or the chunks if the batch has its full size, after memory has sufficed
+        for some seconds."""
         if now < self._widen_at:
             return
         narrowed = next((one for one in (self.batch, self.chunks) if one.times), None)
@@ -250,7 +250,7 @@ class MemoryGuard:
         self._widen_at = now + self._pause
 
     def _tell(self, now: float, used: int, taken: Sequence[str]) -> None:
-        """Report when pressure begins or requires more, and when it is over."""
+        """Report that pressure begins, requires a further measure, or is over."""
         refused = ["requests"] if self.is_exceeded and (taken or self._calm_at) else []
         new = [name for name in (*taken, *refused) if name not in self._steps]
         self._counts.update((*taken, *refused))
@@ -269,7 +269,7 @@ class MemoryGuard:
 
 
 def _words(new: Sequence[str]) -> str:
-    """The measures against pressure in words: freed caches, narrowed sizes, refused requests."""
+    """Return the measures `new` in words: freed caches, narrowed sizes, refused requests."""
     narrowed = [name for name in new if name in ("chunks", "batch")]
     given_up = [name for name in new if name not in _LASTING]
     words = [f"given up: {', '.join(given_up)}"] if given_up else []
@@ -278,12 +278,12 @@ def _words(new: Sequence[str]) -> str:
 
 
 _FADE = 0.8
-"""The weight of earlier measurements against the newest: the first passes have few tokens, and the
-fixed part of their memory does not grow with later, larger passes."""
+"""The weight of earlier measurements against the newest measurement: the first passes have few
+tokens, and the fixed part of their memory does not grow with later, larger passes."""
 
 
 class _Measured(NamedTuple):
-    """Bytes per token in a pass that ended at position `context`."""
+    """The bytes per token in a pass that ended at position `context`."""
 
     per_token: float
     context: int
@@ -298,7 +298,7 @@ class StepMemory:
         self._measured: dict[int, _Measured] = {}  # by the power of two of the context
 
     def observe(self, n_tokens: int, context: int, n_bytes: int) -> None:
-        """Record that a pass over `n_tokens` up to position `context` needed `n_bytes`, 0 if
+        """Record that a pass over `n_tokens`, up to position `context`, needed `n_bytes`, or 0 if
         unknown."""
         if n_tokens < 1 or n_bytes < 1:
             return

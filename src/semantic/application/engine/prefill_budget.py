@@ -18,22 +18,22 @@ average over many would lag."""
 _MARGIN = 0.85
 """The fraction of the target gap to plan for; the rest absorbs errors of the estimate."""
 _FIRST_PASSES = 4
-"""In this many first passes a higher rate counts at once, later only in the average: the first
-chunks are too small to show the true rate."""
+"""The number of first passes in which a higher rate counts at once, not only in the average: the
+first chunks are too small to show the true rate."""
 _FIXED_SAMPLES = 8
-"""The fixed cost is the median of the fixed costs of this many recent small passes."""
+"""The number of recent small passes whose median is the fixed cost."""
 _SMALL = 16
-"""A pass of at most `largest / _SMALL` tokens shows the fixed cost if it ended its prompt."""
+"""The divisor of `largest`: a pass of no more tokens shows the fixed cost if it ends its prompt."""
 _ASSUMED_BESIDE = 0.25
-"""The cost of a token computed in one pass with another prompt's tokens, assumed before any
-measurement, as a fraction of the cost of a token alone."""
+"""The assumed cost, before any measurement, of a token in one pass with another prompt's tokens, as
+a fraction of the cost of a token alone."""
 _FIRST_BESIDE = 3
-"""The most other prompts in the first pass over several; a later pass may have twice as many."""
+"""The most other prompts in the first shared pass; a later pass may have twice as many."""
 _WORTH = 0.25
-"""The fraction of a pass that a pass over several prompts must save, as it has its own costs."""
+"""The fraction of a pass that a shared pass must save, since it has costs of its own."""
 _FORGOTTEN = 0.995
-"""Each pass over a single prompt multiplies the learned cost of tokens next to others by this: if
-that cost is too high, because the device was busy, it is eventually measured again."""
+"""The factor that each pass over a single prompt applies to the learned cost of tokens beside
+others: if a busy device made this cost too high, the budget eventually measures the cost again."""
 _SIZES = tuple(size for k in range(4, 24) for size in (1 << k, 3 << (k - 1)))
 """The sizes of chunks that do not end a prompt: only a few, so that the shapes of forward passes
 recur, because a device may need longer to plan for a new shape than to compute it."""
@@ -43,9 +43,9 @@ SIZES_BESIDE = (2, 3, 4, 6, 8, 12, *_SIZES)
 
 
 class MeasuredPass(NamedTuple):
-    """A pass over `n_tokens` of one prompt and `n_beside` tokens of others, padding included. Up to
-    and including this pass, which may have had little left, its step was allowed `allowed`
-    tokens."""
+    """A pass over `n_tokens` of one prompt and `n_beside` tokens of other prompts, padding
+    included. Up to and including this pass, its step could compute `allowed` tokens; the prompt may
+    have had fewer left."""
 
     n_tokens: int
     seconds: float
@@ -55,8 +55,8 @@ class MeasuredPass(NamedTuple):
 
 class SharedPass(NamedTuple):
     """A pass over at most `width` tokens of each of several prompts: the first and `others`. A
-    token of another prompt costs the fraction `share` of a token alone. `gained` is how many
-    seconds sooner first tokens come, in total."""
+    token of another prompt costs the fraction `share` of a token alone. `gained` is the total of
+    seconds by which first tokens come sooner."""
 
     width: int
     others: list[int]
@@ -67,11 +67,11 @@ class SharedPass(NamedTuple):
 class PassCost:
     """Cost of a forward pass over prompt tokens in seconds: `fixed`, plus `1 / rate` per token.
     Without the fixed cost (weights to read, kernels to launch), a small chunk would look like a low
-    rate, chunks would shrink, and the rate with them. A token computed next to another sequence's
-    tokens costs the fraction `beside` of a token alone."""
+    rate, and chunks and rate would shrink together. A token beside another sequence's tokens costs
+    the fraction `beside` of a token alone."""
 
     def __init__(self, largest: int) -> None:
-        """`largest` is the maximum number of tokens of a pass."""
+        """`largest` is the most tokens of a pass."""
         self._small = max(1, largest // _SMALL)
         self._passes = 0
         self._samples: deque[float] = deque(maxlen=_FIXED_SAMPLES)
@@ -84,9 +84,8 @@ class PassCost:
         self, n_tokens: float, seconds: float, *, limited: bool, n_beside: float = 0.0
     ) -> None:
         """Learn from a pass over `n_tokens` of a sequence and `n_beside` tokens of others;
-        `limited` says that more tokens remained to compute. A small limited pass still shows the
-        rate: a device that becomes slow makes chunks small, which must not be mistaken for a fixed
-        cost."""
+        `limited` says that more tokens remained to compute. A small limited pass shows the rate,
+        not the fixed cost, because chunks also become small on a slow device."""
         if seconds <= 0:
             return
         if n_beside and self.rate is not None:
@@ -127,9 +126,9 @@ class PassCost:
 class PrefillBudget:
     """Sizes prefill chunks to bound the time between two tokens of a running request. `target_gap`
     is that bound, and also limits a chunk while more requests may come; `idle_gap` limits a chunk
-    of a request that is alone. Both are in seconds; passes have `smallest` to `largest` tokens.
-    Prompts get at least half of their share of the device, and a pass spends at least as long on
-    its tokens as its fixed cost, up to half of the target gap."""
+    of a lone request. Both gaps are in seconds. Passes have `smallest` to `largest` tokens. Prompts
+    get at least half of their share of the device, and a pass spends at least as long on its tokens
+    as its fixed cost, up to half of the target gap."""
 
     def __init__(
         self,
@@ -146,17 +145,17 @@ class PrefillBudget:
         self._cost = PassCost(largest)
         self._decode_seconds = 0.0
         self.narrowing: Narrowing | None = None
-        """Narrows the tokens of a pass, at most `largest`."""
+        """The narrowing of a pass's tokens, which are at most `largest`."""
 
     @property
     def rate(self) -> float | None:
-        """Measured prompt tokens per second, fixed cost excluded; None before the first chunk."""
+        """Prompt tokens per second, without the fixed cost; None before the first chunk."""
         return self._cost.rate
 
     def seconds(self, n_tokens: int) -> float | None:
         """Return the expected seconds for `n_tokens` more prompt tokens; None before the first
-        chunk. If the tokens do not fill a pass, they bear only part of its fixed cost, since the
-        pass computes other tokens too."""
+        chunk. Tokens that do not fill a pass bear only a part of its fixed cost, since the pass
+        computes other tokens too."""
         rate = self._cost.rate
         return (
             None if rate is None else n_tokens / rate + self._cost.fixed * n_tokens / self.largest
@@ -165,10 +164,10 @@ class PrefillBudget:
     def beside(self, chunks: Sequence[int], left: int, *, even: bool) -> SharedPass | None:
         """Return the pass over several prompts that saves most time; None if prompts should run one
         by one. Alone, the next pass over prompt i would have `chunks[i]` tokens, at most `left`.
-        Every shared pass includes the first prompt; with `even`, all its prompts must have equally
-        many tokens in it. A token of another prompt costs the measured share. Each other prompt
-        saves a pass of its own and gains half of that time: together, all wait for the last; one by
-        one, each waits for half of the others on average."""
+        Every shared pass includes the first prompt; with `even`, all prompts have equally many
+        tokens in the pass. A token of another prompt costs the measured share. Each other prompt
+        saves its own pass and gains half of that time: in a shared pass, all prompts wait for the
+        last; one by one, each waits for half of the others on average."""
         rate = self._cost.rate
         if rate is None or len(chunks) <= 1:
             return None
@@ -182,7 +181,7 @@ class PrefillBudget:
     def _shared(
         self, width: int, chunks: Sequence[int], most: int, rate: float, *, even: bool
     ) -> SharedPass:
-        """Return a pass over at most `width` tokens of each prompt that benefits from it."""
+        """Return a shared pass over at most `width` tokens of each prompt that gains time."""
         fixed, share = self._cost.fixed, self._cost.beside
         slot = share * width / rate
         gains = [
@@ -218,15 +217,15 @@ class PrefillBudget:
     def tokens_left(
         self, n_prefilled: int, passes: int, *, decoding: int, prompts: int, concurrent: bool
     ) -> int:
-        """Return how many prompt tokens one more pass of a step may have, possibly 0. The step's
-        `passes` passes have cost as much as `n_prefilled` tokens; `decoding` requests decode in it,
-        and `prompts` requests have a prompt to compute. `concurrent` says that more requests may
-        come."""
+        """Return the number of prompt tokens, possibly 0, that one more pass of a step may have.
+        The step's `passes` passes have cost as much as `n_prefilled` tokens; `decoding` requests
+        decode in the step, and `prompts` requests have a prompt to compute. `concurrent` says that
+        more requests may come."""
         total = self._total(passes + 1, decoding, prompts, concurrent=concurrent)
         return min(total - n_prefilled, self.largest)
 
     def _total(self, passes: int, decoding: int, prompts: int, *, concurrent: bool) -> int:
-        """Return how many prompt tokens a step of `passes` passes may compute."""
+        """Return the number of prompt tokens that a step of `passes` passes may compute."""
         rate = self._cost.rate
         if rate is None:
             # Without a rate: measure it with a chunk small enough to be harmless.
@@ -242,8 +241,8 @@ class PrefillBudget:
         return max(self._smallest, min(self._largest, int(rate * seconds)))
 
     def observe(self, passes: Sequence[MeasuredPass], seconds: float, *, decoding: bool) -> None:
-        """Learn from a step with these passes that took `seconds` in total; `decoding` says whether
-        it also decoded. Time outside its passes and its decoding counts towards the first pass."""
+        """Learn from a step with `passes` that took `seconds` in total; `decoding` says that the
+        step also decoded. Time outside passes and decoding counts for the first pass."""
         if passes:
             own = seconds - (self._decode_seconds if decoding else 0.0)
             rest = own - sum(one.seconds for one in passes)

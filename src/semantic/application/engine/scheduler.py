@@ -22,18 +22,18 @@ from semantic.domain.fair_share import FairRoom
 from semantic.ports.generation import Clock, StepObserver
 
 _PARTS = 7
-"""In a shared batch a tenant may use this many times the free places: alone, 28 of 32."""
+"""The multiple of the free places that a tenant may use in a shared batch: alone, 28 of 32."""
 _LONGEST_WAITING_EVERY = 4
-"""One chunk in this many goes to the request that has waited longest, if all chunks since its last
-one went to others, so that a stream of short prompts cannot starve a long one."""
+"""The number of chunks of which one goes to the request that has waited longest, if all chunks
+since its last chunk went to others, so that short prompts cannot starve a long prompt."""
 
 
 class PrefillOrder:
-    """Decides which prompt gets the next chunk: that of the request whose agent will have computed
-    the fewest tokens when the prompt is complete. So a short prompt does not wait for a long one,
-    and the tokens of an agent's prompts add up until it has no prompt ready. Within a tenant, only
-    prompts of the highest priority and the one that has waited longest get turns; priority has no
-    effect between tenants."""
+    """Decides which prompt gets the next chunk: the prompt whose agent will have computed the
+    fewest tokens at its end. A short prompt thus does not wait for a long prompt, and the tokens of
+    an agent's prompts add up until the agent has no prompt ready. Within a tenant, only prompts of
+    the highest priority and the prompt that has waited longest get chunks; priority has no effect
+    between tenants."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -46,9 +46,9 @@ class PrefillOrder:
     def next(
         self, requests: Sequence[Request], behind: Sequence[tuple[Request, Request | None]] = ()
     ) -> Request | None:
-        """Return the request to prefill next, out of the ready `requests`. `behind` pairs each
-        request that waits for another with that other request. Forgets the counts of agents, and
-        the waits of requests, that are not ready."""
+        """Return the request to prefill next, out of the ready `requests`. `behind` has pairs: a
+        request that waits, and the request that it waits for. Forgets the counts of agents, and the
+        waits of requests, outside `requests`."""
         numbers = {request.number for request in requests}
         here = {request.owner for request in requests}
         self._computed = {owner: self._computed.get(owner, 0) for owner in here}
@@ -77,14 +77,14 @@ class PrefillOrder:
         return sorted(requests, key=self._least_computed)
 
     def account(self, request: Request, n_tokens: int, *, same_pass: bool = False) -> None:
-        """Count a chunk of `n_tokens` for the request's agent; all chunks of a pass together are
-        one turn."""
+        """Count a chunk of `n_tokens` for the request's agent; all chunks of a pass count as one
+        turn."""
         self._turn += not same_pass
         self._computed[request.owner] = self._computed.get(request.owner, 0) + n_tokens
         self._waits_since[request.owner] = self._last_turn[request.number] = self._turn
 
     def _inherit(self, leader: Request, request: Request) -> None:
-        """Raise the priority of `leader` to that of a waiting request of the same tenant."""
+        """Raise the priority of `leader` to that of `request`, if both have one tenant."""
         own = self._priority.get(leader.number)
         if own is not None and leader.tenant == request.tenant:
             self._priority[leader.number] = max(own, request.hints.priority)
@@ -106,7 +106,7 @@ class PrefillOrder:
 
 
 _CONCURRENT_SECONDS = 30.0
-"""For this many seconds after two requests were active at once, more may come: agents that work at
+"""The seconds after two requests were active at once in which more may come: agents that work at
 the same time usually send their next request within this time."""
 
 
@@ -115,7 +115,7 @@ class Step:
     """Measurements of one engine step, in which `decoding` requests decode. `first_token_due` says
     that a request awaits its first token, so that the step does not prefill. `concurrent`: see
     `RecentConcurrency`. The step's `passes` together cost as much as `cost` tokens of one prompt;
-    so far it is allowed `allowed` tokens. `pass_started` and `beside` describe the next pass."""
+    it may compute `allowed` tokens so far. `pass_started` and `beside` describe the next pass."""
 
     started: float
     decoding: int
@@ -141,21 +141,21 @@ class Prompts(Protocol):
 
     @property
     def pads_chunks(self) -> bool:
-        """True if chunks `side_by_side` may have different numbers of tokens."""
+        """True if chunks in one pass may have different numbers of tokens."""
 
     def may_prefill(self, request: Request) -> bool:
-        """Return False for a request that waits for another one."""
+        """Return whether the request may prefill; False if it waits for another request."""
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request that this one waits for; None if it waits for none. The other is then
-        as urgent as this one, so that short prompts do not wait for a long prompt's turn."""
+        """Return the request that this request waits for, or None. The returned request becomes as
+        urgent as the waiting one, so that short prompts do not wait for a long prompt's chunks."""
 
     def may_join(self, request: Request) -> bool:
-        """Return whether one pass can compute the rest of this prompt together with others."""
+        """Return whether one pass can compute the rest of this prompt with other prompts."""
 
     def side_by_side(self, request: Request, limit: int) -> int:
-        """Return the tokens of the next chunk, at most `limit`, if other prompts can share its
-        pass; else 0."""
+        """Return the number of tokens in the next chunk, at most `limit`, if other prompts can
+        share its pass; else 0."""
 
 
 class Scheduler:
@@ -191,7 +191,7 @@ class Scheduler:
         return [request for request in tuple(self.running) if request.phase is phase]
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Let `guard` limit chunks and batch; admit requests only while it has memory."""
+        """Let `guard` limit chunks and batch; admit requests only while the guard has memory."""
         self._guard, self._budget.narrowing = guard, guard.chunks
 
     # Admit
@@ -202,7 +202,7 @@ class Scheduler:
         self.waiting.push(request)
 
     def admit(self) -> None:
-        """Allocate blocks to waiting requests, in fair order, while there is room."""
+        """Allocate blocks to waiting requests, in fair order, while blocks are free."""
         while len(self.running) < self._most_running:
             request = self.waiting.take(self.running, self._allocate, self._may_run())
             if request is None:
@@ -211,8 +211,8 @@ class Scheduler:
             self.running.append(request)
 
     def _may_run(self) -> Callable[[str], bool]:
-        """Return a function that says whether a tenant may run one more request. A running request
-        keeps its place until its answer ends."""
+        """Return a function that takes a tenant and returns whether the tenant may run one more
+        request. A running request keeps its place until its answer ends."""
         room = FairRoom(self._most_running, _PARTS)
         for one in self.running if self.is_shared else ():
             room.take(one.tenant, 1)
@@ -220,7 +220,7 @@ class Scheduler:
 
     @property
     def _most_running(self) -> int:
-        """The most requests that may run: one beyond the memory limit, so that it can finish."""
+        """The most requests that may run; 1 above the memory limit, so that one finishes."""
         if self._guard is None:
             return self._max_batch
         return 1 if self._guard.is_exceeded else self._guard.batch.of(self._max_batch)
@@ -232,8 +232,8 @@ class Scheduler:
         return self._allocator.admit(request, headroom)
 
     def stuck(self) -> Request | None:
-        """Return the first waiting request if it does not fit although nothing is running, because
-        code outside the engine has allocated blocks of the pool since its submission; else None."""
+        """Return the first waiting request if it does not fit although no request is running, else
+        None. Code outside the engine has allocated blocks of the pool since the submission."""
         if self.running or not self.waiting:
             return None
         return self.waiting.first(self.running)
@@ -247,7 +247,7 @@ class Scheduler:
     # Prefill
 
     def begin_step(self, *, others: bool = False) -> Step:
-        """Begin to measure a step; `others` says that other engines wait for its end."""
+        """Begin to measure a step; `others` says that other engines wait for the step's end."""
         now = self._clock()
         decoding = self.in_phase(Phase.DECODE)
         return Step(
@@ -258,10 +258,10 @@ class Scheduler:
         )
 
     def next_pass(self, step: Step, prompts: Prompts) -> list[Chunk]:
-        """Chunked prefill: return the chunks of the next forward pass; an empty list ends the
-        step's prefill. A pass has several chunks only if each is the rest of a prompt and
-        `may_join`, or if they run side by side. Once a prompt is complete, only prompts that fit
-        entirely continue: a first token never waits for a long chunk."""
+        """Return the chunks of the next forward pass; an empty list ends the step's prefill. A pass
+        has several chunks only if each chunk is the rest of a prompt and `may_join`, or if all run
+        side by side. After a prompt is complete, the pass takes only prompts that fit entirely: a
+        first token never waits for a long chunk."""
         if step.first_token_due:
             return []
         prefilling = self.in_phase(Phase.PREFILL)
@@ -300,8 +300,8 @@ class Scheduler:
     def _side_by_side(
         self, step: Step, first: Request, rest: Sequence[Request], left: int, prompts: Prompts
     ) -> list[Chunk]:
-        """Return chunks of `first` and of requests that gain from a pass with it; empty if none
-        do."""
+        """Return chunks of `first` and of the requests that gain from a shared pass; empty if no
+        request gains."""
         beside, even = prompts.side_by_side, not prompts.pads_chunks
         n_first = beside(first, left) if rest else 0
         if not n_first:
@@ -322,8 +322,8 @@ class Scheduler:
         return [Chunk(one, width) for one in together]
 
     def _within_memory(self, step: Step, request: Request, left: int) -> int:
-        """Return at most `left` tokens of a prompt such that a pass over them fits in memory; 0 if
-        it is better to wait for decoding requests."""
+        """Return the number of tokens, at most `left`, for a pass over the prompt that fits in
+        memory; 0 if the pass should wait for decoding requests."""
         n_tokens = min(left, request.to_prefill)
         fitting = self._fitting(n_tokens, request.computed + n_tokens)
         if fitting == n_tokens:
@@ -332,7 +332,7 @@ class Scheduler:
         return 0 if fitting < fewest and step.decoding else max(fewest, fitting)
 
     def _fitting(self, n_tokens: int, context: int) -> int:
-        """Return how many of `n_tokens` fit in memory in a pass that ends at `context`."""
+        """Return how many of `n_tokens` fit in memory, in a pass up to position `context`."""
         if self._guard is None or n_tokens < 1:
             return n_tokens
         expected = self._memory.expected(n_tokens, context)
@@ -341,7 +341,7 @@ class Scheduler:
 
     @staticmethod
     def _joined(first: Chunk, joining: Sequence[Request]) -> list[Chunk]:
-        """Return `first` and the requests in `joining`, in order, that fit into the same pass."""
+        """Return `first`, and in order the requests in `joining` that fit into the same pass."""
         chosen = [first]
         left = first.limit - first.request.to_prefill
         for request in joining:
@@ -353,7 +353,7 @@ class Scheduler:
     def prefilled(
         self, step: Step, n_tokens: Sequence[tuple[Request, int]], n_bytes: int = 0
     ) -> None:
-        """Account for a pass that computed these tokens and needed `n_bytes`, 0 if unknown."""
+        """Record a pass that computed `n_tokens` and needed `n_bytes`, or 0 if unknown."""
         longest = max((request.computed for request, _ in n_tokens), default=0)
         self._memory.observe(sum(n for _, n in n_tokens), longest, n_bytes)
         total, n_beside = sum(n for _, n in n_tokens), 0
@@ -383,15 +383,15 @@ class Scheduler:
     # Grow and preempt
 
     def full(self) -> list[Request]:
-        """Return the decoding requests that have no room for one more token, oldest first."""
+        """Return the decoding requests without a free position for one more token, oldest first."""
         decoding = self.in_phase(Phase.DECODE)
         full = [request for request in decoding if request.n_tokens >= request.capacity]
         return sorted(full, key=lambda request: request.number)
 
     def grow(self, request: Request, close_sequence: Callable[[Request], None]) -> bool:
-        """Allocate room for one more token of a decoding request, preempting others if necessary.
+        """Allocate blocks for one more token of a decoding request; preempt others if necessary.
         Calls `close_sequence` for each preempted request, which may be `request` itself. Returns
-        whether the request still runs and its capacity has grown."""
+        True if the request still runs and its capacity has grown."""
         before = request.capacity
         while request.phase is Phase.DECODE and not self._allocator.grow(request):
             victim = preemption_victim(self.running)
@@ -410,18 +410,18 @@ class Scheduler:
 
 
 def preemption_victim(requests: Sequence[Request]) -> Request | None:
-    """Return the youngest request, so that the oldest always progresses, and all finish."""
+    """Return the youngest request, so that the oldest always progresses and all requests finish."""
     return max(requests, key=lambda request: request.number, default=None)
 
 
 class RecentConcurrency:
-    """Says whether several requests were active at the same time in the last 30 s."""
+    """Records whether several requests were active at the same time in the last 30 s."""
 
     def __init__(self) -> None:
         self._until = float("-inf")
 
     def observe(self, n_requests: int, now: float) -> bool:
-        """Record `n_requests` active at `now` (seconds); return whether more may come."""
+        """Record that `n_requests` are active at `now` (seconds); return whether more may come."""
         if n_requests > 1:
             self._until = now + _CONCURRENT_SECONDS
         return now < self._until

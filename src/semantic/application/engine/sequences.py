@@ -1,6 +1,6 @@
 """Sequences: opens, prefills, decodes and closes the backend's sequences of running requests. A
-failure in one sequence never affects another. Knows nothing about the order of requests, and only
-the block allocator of the pool."""
+failure in one sequence never affects another. Knows nothing about the order of requests; knows the
+pool only through the block allocator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from semantic.ports.generation import BatchBackend
 
 
 class Prefilled(NamedTuple):
-    """How many tokens of a request a pass computed, and the error if it failed."""
+    """The tokens of a request that a pass computed, and the error of a failed pass."""
 
     request: Request
     n_tokens: int
@@ -26,7 +26,7 @@ class Prefilled(NamedTuple):
 
 
 class Sequences:
-    """The open sequences. Called by the stepping thread only."""
+    """The open sequences. Only the stepping thread calls the methods."""
 
     def __init__(
         self, model: BatchBackend, allocator: BlockAllocator, prefixes: PrefixStore | None = None
@@ -37,9 +37,9 @@ class Sequences:
         self._requests: dict[SequenceId, Request] = {}
 
     def open(self, request: Request) -> None:
-        """Open an admitted request's sequence, from its cache if it has one. If its prefix is in
-        the store, threads read it while the batch runs, and the request is in phase LOAD. Raises
-        BackendError."""
+        """Open an admitted request's sequence, from its cache if one exists. If its prefix is in
+        the store, threads read the prefix while the batch runs, and the request is in phase LOAD.
+        Raises BackendError."""
         sequence = self._restored(request)
         if sequence is None:
             sequence = self._model.open(request.capacity)
@@ -53,7 +53,7 @@ class Sequences:
             request.phase = Phase.LOAD
 
     def wait_for_load(self, requests: Sequence[Request], seconds: float) -> None:
-        """Return once the load of one of `requests` ends, or after `seconds`."""
+        """Wait until the load of one of `requests` ends, at most `seconds`."""
         if self._prefixes is not None:
             self._prefixes.wait_for_load(requests, seconds)
 
@@ -73,10 +73,9 @@ class Sequences:
             self._model.reserve(request.sequence, request.capacity)
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[Prefilled]:
-        """Compute chunks of opened requests, several of them in one forward pass. The chunks of a
-        scored prompt have a fixed size. A request with nothing left to compute begins to decode; if
-        another request has meanwhile computed its next blocks, it loads these instead of
-        computing."""
+        """Compute chunks of opened requests, several chunks in one forward pass. The chunks of a
+        scored prompt have a fixed size. A request without tokens left to compute begins to decode.
+        If another request has meanwhile computed its next blocks, it loads these blocks instead."""
         before = [chunk.request.computed for chunk in chunks]
         if len(chunks) > 1:
             self._compute_together(chunks)
@@ -94,12 +93,12 @@ class Sequences:
         return results
 
     def decode(self) -> list[tuple[Request, SampledToken]]:
-        """Decode one token for each decoding request. A BackendError fails all of them."""
+        """Decode one token for each decoding request. A BackendError fails all these requests."""
         return [(self._requests[token.sequence], token) for token in self._model.decode()]
 
     def pause(self, request: Request) -> int:
-        """Take a decoding request out of the batch, and drop the token being decoded. Return how
-        many tokens its sequence holds. Raises BackendError, also for NaN or infinite values."""
+        """Take a decoding request out of the batch, and drop its token in progress. Return the
+        number of tokens in its sequence. Raises BackendError, also for NaN or infinite values."""
         if request.sequence is None:
             raise AssertionError("cannot decode a request that is not open")
         sampled = self._model.pause(request.sequence)
@@ -108,7 +107,7 @@ class Sequences:
         return self._model.length(request.sequence)
 
     def resume(self, request: Request) -> None:
-        """Compute a paused request's new tokens, and decode on. Raises BackendError."""
+        """Compute a paused request's new tokens, and continue decoding. Raises BackendError."""
         if request.sequence is None:
             raise AssertionError("a paused request must be open")
         if given := request.tokens[request.computed : -1]:
@@ -117,13 +116,13 @@ class Sequences:
         self._start(request, request.sequence)
 
     def may_prefill(self, request: Request) -> bool:
-        """Return whether to compute the request's next tokens: no other request computes them."""
+        """Return whether to compute the request's next tokens; False if another request does."""
         if request.sequence is None:
             return False
         return self._prefixes is None or request.scoring or self._prefixes.shared.claim(request)
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request whose checkpoint this one waits for, or None."""
+        """Return the request whose checkpoint this request waits for, or None."""
         return None if self._prefixes is None else self._prefixes.shared.waits_for(request)
 
     def may_join(self, request: Request) -> bool:
@@ -148,9 +147,9 @@ class Sequences:
         return n_tokens if self._model.side_by_side(request.sequence, n_tokens) else 0
 
     def preempt(self, request: Request) -> SampledToken | None:
-        """Close the request's sequence; save its blocks where a restore can use them, unless `keep`
-        is false. If the request can resume from the saved blocks only with the next token, which
-        the caller must then append, returns that token."""
+        """Close the request's sequence; with `keep`, save its blocks if a restore can use them.
+        Returns the next token if the request can resume from the saved blocks only with that token,
+        which the caller must append; otherwise None."""
         sampled = None
         saving = self._prefixes if request.keep else None  # without `keep` it is computed again
         if saving is not None and saving.resumes(request):
@@ -174,15 +173,15 @@ class Sequences:
             return
 
     def discard(self, request: Request) -> None:
-        """Close the request's sequence and drop its stored blocks, as they may not be finite."""
+        """Close the request's sequence and drop its stored blocks, which may contain NaN values."""
         self.close(request)
         if self._prefixes is not None:
             self._prefixes.discard(request)
 
     def extract(self, request: Request) -> AgentBlocks | None:
         """Turn the request's sequence into an idle cache. If the sequence is empty or `keep` is
-        false, only closes it and returns None. Saves the blocks to the store, and the agent's
-        manifest if a token was generated. Keeps nothing of a sequence with NaN or infinite
+        false, only closes the sequence and returns None. Saves the blocks to the store, and the
+        agent's manifest after a generated token. Saves no block of a sequence with NaN or infinite
         values."""
         sequence = request.sequence
         if sequence is None:
@@ -254,8 +253,8 @@ class Sequences:
             self._prefixes.shared.release(request)
 
     def _compute_together(self, chunks: Sequence[Chunk]) -> None:
-        """Compute the remaining tokens in one pass. If that fails, nothing changes and each request
-        then runs alone, so that only the one at fault fails."""
+        """Compute the remaining tokens in one pass. If the pass fails, compute each request alone,
+        so that only the request at fault fails."""
         try:
             together = [
                 (request, request.sequence, self._next_tokens(request, limit))
@@ -271,13 +270,13 @@ class Sequences:
             self._computed(request, len(tokens))
 
     def _loads_next_blocks(self, request: Request) -> bool:
-        """Return whether the request is now loading its next blocks, in phase LOAD."""
+        """Begin to load the request's next blocks, in phase LOAD; return False without any."""
         if request.phase is not Phase.PREFILL:
             return request.phase is Phase.LOAD
         return self._loads_checkpoint(request) or self._loads_blocks(request)
 
     def _loads_checkpoint(self, request: Request) -> bool:
-        """Return whether the request now loads everything up to another request's checkpoint."""
+        """Begin to load up to another request's checkpoint; return False without one."""
         prefixes = self._prefixes
         if prefixes is None or not request.to_prefill or not prefixes.has_next_checkpoint(request):
             return False
@@ -288,7 +287,7 @@ class Sequences:
         return request.phase is Phase.LOAD
 
     def _loads_blocks(self, request: Request) -> bool:
-        """Return whether the request now loads blocks of other requests that follow its own."""
+        """Begin to load the next blocks from other requests; return False without any."""
         prefixes = self._prefixes
         if prefixes is None or not request.to_prefill or not prefixes.load_next_blocks(request):
             return False
@@ -312,7 +311,7 @@ class Sequences:
         return None if self._prefixes is None else self._prefixes.shared.checkpoint_at(request)
 
     def _computed(self, request: Request, n_tokens: int) -> None:
-        """Account for computed tokens, and publish the blocks that they complete."""
+        """Record the computed tokens, and save the blocks that these tokens complete."""
         request.computed += n_tokens
         if n_tokens:
             self._publish(request)
@@ -326,9 +325,9 @@ class Sequences:
             return  # not saved; the request continues
 
     def _save(self, request: Request, *, ends_turn: bool = False) -> int | None:
-        """Save the request's sequence to the store. Return how many tokens were saved, 0 if the
-        sequence cannot be saved; None, with nothing saved, if it holds values that are not
-        finite."""
+        """Save the request's sequence to the store. Return the number of saved tokens: 0 if saving
+        is impossible, None if the sequence holds NaN or infinite values, which the store must not
+        get."""
         prefixes = self._prefixes
         if request.sequence is None or (prefixes is not None and prefixes.is_loading(request)):
             return 0
@@ -341,9 +340,9 @@ class Sequences:
             return 0
 
     def _save_with_next(self, prefixes: PrefixStore, request: Request) -> SampledToken | None:
-        """Save a decoding sequence and return its next token. Saves nothing if that token is
-        unknown, or may be the last, which would have to be in the cache that the agent keeps; then
-        returns None."""
+        """Save a decoding sequence and return its next token. Saves nothing and returns None if
+        that token is unknown, or may be the last token, which would have to be in the cache that
+        the agent keeps."""
         if request.sequence is None:
             return None
         try:

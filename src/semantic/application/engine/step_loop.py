@@ -1,6 +1,6 @@
-"""StepLoop: runs the only thread that may use the framework, and decides whose turn on it is next.
-Knows nothing about engines or models. No exception ends the thread, which serves all requests: a
-broken engine or listener is a defect of other code."""
+"""StepLoop: runs the only thread that may use the framework, and decides which engine uses the
+thread next. Knows nothing about engines or models. No exception ends the thread, which serves all
+requests: a broken engine or listener is a defect of other code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ E = TypeVar("E")
 @dataclass(frozen=True, slots=True)
 class EngineCall(Generic[E]):
     """Work to do with the engine between two of its steps. The loop calls either `run` or `refuse`,
-    once. Neither of them raises."""
+    once. Neither function raises."""
 
     run: Callable[[E], None]
     refuse: Callable[[SemanticError], None]
@@ -54,12 +54,12 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _MOST_WAIT, _FEWEST_TURNS = 0.25, 4
-"""A ready lane comes first once it has waited more than this many seconds and turns of other lanes.
-Otherwise a stream would stop for seconds while another model has a hundred requests."""
+"""The seconds, and the turns of other lanes, after which a waiting lane comes first. Otherwise a
+stream would stop for seconds while another model has a hundred requests."""
 _REST = 2.0
 """Seconds that an exiting process waits for a turn to end."""
 _MORE_THAN_A_PIPE = 1 << 21
-"""More bytes than a pipe holds: on Linux, one of an unprivileged process holds 1 MiB."""
+"""More bytes than a pipe holds: on Linux, a pipe of an unprivileged process holds 1 MiB."""
 
 
 class Lane(Protocol):
@@ -68,18 +68,18 @@ class Lane(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """True if `turn` has something to do."""
+        """True if `turn` has work to do."""
 
     @property
     def n_requests(self) -> int | None:
-        """Number of the lane's requests; None while it is building."""
+        """The number of the lane's requests; None while the lane builds its engine."""
 
     def turn(self) -> bool:
-        """Do one slice of work. Returns False once the lane is done for good. Never raises."""
+        """Do one slice of work; return False if the lane ends for good. Raises nothing."""
 
     def evict_idle(self, n_bytes: int, room: int) -> bool:
-        """Evict `n_bytes` of idle caches within `room` bytes of memory; return whether it had
-        any."""
+        """Evict `n_bytes` of idle caches, using at most `room` bytes of memory; return whether this
+        freed memory."""
 
 
 class StepLoop:
@@ -88,13 +88,13 @@ class StepLoop:
     that moment would abort."""
 
     def __init__(self, clock: Clock = time.monotonic, guard: MemoryGuard | None = None) -> None:
-        """`guard` is checked before each turn."""
+        """Calls `guard.check` before each turn."""
         self.guard = guard
         # Guards the state that any thread may write: the lanes and their calls. Never held during a
         # turn.
         self.changed = threading.Condition()
         self.numbers = itertools.count()
-        """Numbers all requests in the order of their arrival."""
+        """The numbers for all requests, in the order of arrival."""
         self._clock = clock
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._lanes: list[Lane] = []
@@ -102,7 +102,7 @@ class StepLoop:
         self._parking: tuple[int, int] | None = None
 
     def add(self, lane: Lane) -> None:
-        """Give turns to `lane` until it has nothing more to do."""
+        """Give turns to `lane` until the lane has no more work."""
         with self.changed:
             self._lanes.append(lane)
             if self._thread.ident is None:
@@ -118,8 +118,8 @@ class StepLoop:
         return result
 
     def rest(self, seconds: float = _REST) -> bool:
-        """Block the thread for good after its turn, so that the process can exit: a thread that
-        needs the interpreter during the exit is killed, and the framework then aborts the process.
+        """Block the thread for good after its turn, so that the process can exit: the interpreter
+        kills a thread that needs it during the exit, and the framework then aborts the process.
         Returns False if the thread still runs after `seconds`."""
         with self.changed:
             self._parking = self._parking or os.pipe()
@@ -129,13 +129,13 @@ class StepLoop:
         return bool(parked.poll(seconds * 1000))
 
     def others_work(self, lane: Lane) -> bool:
-        """Return whether another lane has something to do. Only for the loop's thread."""
+        """Return whether another lane has work to do. Only for the loop's thread."""
         with self.changed:
             return any(one is not lane and one.is_ready for one in self._lanes)
 
     @property
     def is_out_of_memory(self) -> bool:
-        """True if new requests must wait for memory. The caller holds the condition."""
+        """True if new requests must wait for memory. Callers hold the condition."""
         if self.guard is None or not self.guard.is_exceeded:
             return False
         return any(lane.is_ready and lane.n_requests != 0 for lane in self._lanes)
@@ -160,7 +160,7 @@ class StepLoop:
         return await asyncio.wrap_future(self.call(limit))
 
     def evict_idle(self, n_bytes: int) -> bool:
-        """Call `Lane.evict_idle` of the first lane with idle caches. On the loop's thread only."""
+        """Call `Lane.evict_idle` of the first lane with idle caches. Only for the loop's thread."""
         with self.changed:
             lanes = list(self._lanes)
         room = sys.maxsize if self.guard is None else self.guard.left()
@@ -192,24 +192,24 @@ class StepLoop:
             del lane, ready
 
     def _weights(self) -> dict[Lane, float]:
-        """Return the ready lanes, weighted by the number of their requests. A lane that is building
-        weighs as much as all the other work, because its requests wait for the whole build."""
+        """Return the ready lanes, weighted by the number of their requests. A lane that builds its
+        engine weighs as much as all other lanes, because its requests wait for the whole build."""
         ready = [(one, one.n_requests) for one in self._lanes if one.is_ready]
         working = sum(max(1, n) for _, n in ready if n is not None)
         return {one: float(max(1, working if n is None else n)) for one, n in ready}
 
 
 class FairTurns(Generic[K]):
-    """Decides whose turn it is: next is the ready key that has had the least time relative to its
-    weight. A key that becomes ready counts as having had as much as the key with the least: neither
-    must catch up. A key that has waited too long comes first, see `_MOST_WAIT`."""
+    """Decides which key gets the next turn: the ready key with the least used time relative to its
+    weight. A key that becomes ready starts with the least used time of a ready key, so that neither
+    key must catch up. A key that has waited too long comes first, see `_MOST_WAIT`."""
 
     def __init__(self) -> None:
         self._had: dict[K, float] = {}
         self._waits: dict[K, _Wait] = {}
 
     def next(self, ready: Collection[K]) -> K:
-        """Return the key in `ready`, which must not be empty, that is next."""
+        """Return the key that gets the next turn. `ready` must not be empty."""
         least = min((self._had[one] for one in ready if one in self._had), default=0.0)
         self._had = {one: self._had.get(one, least) for one in ready}
         self._waits = {one: self._waits.get(one) or _Wait() for one in ready}
@@ -219,8 +219,8 @@ class FairTurns(Generic[K]):
         return min(self._had, key=self._had.__getitem__)
 
     def account(self, key: K, seconds: float, weight: float) -> None:
-        """Record that `key`, which `next` returned, has had a turn of `seconds`, which count the
-        less the more its `weight`."""
+        """Record that `key`, which `next` returned, has had a turn of `seconds`. The seconds count
+        divided by its `weight`."""
         self._had[key] += seconds / weight
         for one, wait in self._waits.items():
             wait.seconds += seconds
@@ -235,7 +235,7 @@ class FairTurns(Generic[K]):
 
 @dataclass(slots=True)
 class _Wait:
-    """The time and turns that others have had since a lane became ready or had its last turn."""
+    """The time and turns of other lanes since a lane became ready or had its last turn."""
 
     seconds: float = 0.0
     turns: int = 0
@@ -246,7 +246,7 @@ class _Wait:
 
 
 class _Call:
-    """A lane with a single turn."""
+    """A lane with a single turn, which calls a function."""
 
     is_ready = True
     n_requests = 0

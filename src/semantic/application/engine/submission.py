@@ -1,5 +1,5 @@
-"""Submission: what an engine thread is asked to generate, with a handle and a listener for events.
-The engine turns it into a request, or refuses it before any state changes. Knows the model's
+"""Submission: a request for an engine thread, with a handle and a listener for events. The engine
+turns a submission into a request, or refuses it before any state changes. Knows the model's
 vocabulary and tokenizer; knows nothing about the pool."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from semantic.domain.value_objects import CompletedGeneration, SamplingParams, T
 from semantic.ports.generation import BatchBackend, EngineEvent, Tokenizer
 
 _MAX_ALTERNATIVES = 100
-"""The most alternatives per token: those of the whole vocabulary would fill the memory."""
+"""The most alternatives per token: alternatives of the whole vocabulary would fill the memory."""
 _MAX_NOTE = 1 << 20
 """The most characters of a note, since each turn saves it."""
 
@@ -32,7 +32,7 @@ class RequestValidator:
         self._tokenizer = tokenizer
 
     def check(self, submission: Submission) -> None:
-        """Check the fields that need no encoding. Raises the same errors as
+        """Check the fields that need no tokenizer. Raises the same errors as
         `GenerationEnginePort.submit`."""
         if not _is_text(submission.agent_id) or not submission.agent_id:
             raise InvalidRequestError(
@@ -49,8 +49,8 @@ class RequestValidator:
         self._check_cache(submission.cache)
 
     def accept(self, submission: Submission, cached: Reuse, number: int) -> Request:
-        """Return the submission as a request. If it has `append` but no cache, its prompt follows
-        the tokens in `cached`. Raises the same errors as `GenerationEnginePort.submit`."""
+        """Return the submission as a request. With `append` but no cache, the prompt follows the
+        tokens in `cached`. Raises the same errors as `GenerationEnginePort.submit`."""
         self.check(submission)
         params = self._checked(submission.sampling, submission.tenant)
         tokens = self._tokens(submission.prompt, add_special_tokens=not submission.append)
@@ -79,7 +79,7 @@ class RequestValidator:
         )
 
     def _checked(self, params: SamplingParams, tenant: str) -> SamplingParams:
-        """Return valid `params`, with a seed if sampling needs one, and the grammar's tenant."""
+        """Return valid `params`, with a seed if sampling needs it, and the grammar's tenant."""
         end = () if params.thinking is None else params.thinking.end_tokens
         for name, tokens in (("logit_bias", params.logit_bias), ("thinking", end)):
             for token in tokens:
@@ -147,14 +147,13 @@ def _is_sequence(value: object) -> bool:
 
 
 def _is_int(value: object) -> bool:
-    """Return whether `value` is an integer; True and False are not."""
+    """Return whether `value` is an integer and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 Listener = Callable[[Sequence[EngineEvent]], None]
-"""Called once per step with all events of its request, on the engine's thread: it must not block,
-and if it raises an exception the request ends. The last event of the last call is a
-CompletedGeneration."""
+"""A function that the engine's thread calls once per step with all events of a request. It must not
+block; an exception ends the request. The last event of the last call is a CompletedGeneration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,18 +175,18 @@ class Submission:
 
     @property
     def max_total_tokens(self) -> int:
-        """The most tokens of prompt and answer together, for a prompt given as token ids."""
+        """The most tokens of prompt and answer together, if the prompt is token ids."""
         return len(self.prompt) + self.max_tokens
 
 
 @dataclass(eq=False, slots=True)
 class RequestHandle:
     """The handle of a submission that an engine thread has queued. `accepted` resolves to the
-    request's uid once the engine has validated it. It raises the same errors as
-    `GenerationEnginePort.submit`, plus OverloadedError or BackendError if the engine ends earlier.
-    Cancelling the request before its validation cancels the future. After an error, `listener` is
-    never called; otherwise it receives the request's end exactly once. The other fields are the
-    thread's."""
+    request's uid after the engine has validated the submission. The future raises the same errors
+    as `GenerationEnginePort.submit`, plus OverloadedError or BackendError if the engine ends
+    earlier. Cancelling the request before its validation cancels the future. After an error, the
+    thread does not call `listener`; otherwise `listener` receives the request's end exactly once.
+    Only the thread uses the other fields."""
 
     submission: Submission
     listener: Listener
@@ -205,7 +204,7 @@ class RequestHandle:
         self.listener(events)
 
     def failed(self, error: str) -> CompletedGeneration:
-        """Return the result of an accepted request whose engine failed."""
+        """Return the result with `error` of an accepted request whose engine failed."""
         return CompletedGeneration(
             uid=self.uid or "",
             agent_id=self.submission.agent_id,
