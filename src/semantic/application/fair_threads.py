@@ -1,5 +1,5 @@
-"""FairThreads: threads that tenants share fairly by the time they use, one of them for short work
-only. Knows nothing about the work."""
+"""FairThreads: threads that tenants share fairly by used time; one thread runs only short work.
+Knows nothing about the work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Failure:
         return f"{type(self.error).__name__}: {self.error}"
 
     def drop_frames(self) -> None:
-        """Release everything that the traceback's frames refer to."""
+        """Release all objects to which the traceback's frames refer."""
         error: BaseException | None = self.error
         while error is not None:
             error.__traceback__ = None
@@ -39,8 +39,8 @@ class Failure:
 
 def attempt(work: Callable[[], T]) -> T | Failure:
     """Return the result of `work`, or its failure. An error that is not an Exception, such as the
-    panic of a Rust library or a module's `sys.exit`, becomes a BackendError: it would end the
-    thread, or the loop that waits for it. Not for the main thread, which Ctrl-C interrupts."""
+    panic of a Rust library or a module's `sys.exit`, becomes a BackendError: the error would end
+    the thread, or the loop that waits for it. Not for the main thread, which Ctrl-C interrupts."""
     try:
         return work()
     except BaseException as error:  # noqa: BLE001  returned as a value, never swallowed
@@ -52,7 +52,7 @@ def attempt(work: Callable[[], T]) -> T | Failure:
 
 
 def guarded(work: Callable[[], T]) -> T:
-    """Return the result of `work`, or raise the error of its failure (see `attempt`)."""
+    """Return the result of `work`, or raise its error, converted as in `attempt`."""
     outcome = attempt(work)
     if isinstance(outcome, Failure):
         raise outcome.error
@@ -60,7 +60,7 @@ def guarded(work: Callable[[], T]) -> T:
 
 
 def settle(future: Future[T], work: Callable[[], T]) -> None:
-    """Set `future` to the result or failure of `work` (see `attempt`), unless it is cancelled."""
+    """Set `future` to the result or failure of `work` (see `attempt`). Skips a cancelled one."""
     if future.set_running_or_notify_cancel():
         outcome = attempt(work)
         if isinstance(outcome, Failure):
@@ -81,15 +81,15 @@ class _Task:
 
 
 class FairThreads:
-    """`n` threads. The tenant that has used the least time runs next, its short work first. Work
-    that is not short may use all threads except one, so that short work never waits for it."""
+    """Runs work on `n` threads: next the work of the tenant that has used the least time, its short
+    work first. Long work may use all threads except one, so that short work never waits for it."""
 
     def __init__(
         self, n: int, name: str, clock: Clock = time.monotonic, *, rests: bool = False
     ) -> None:
         """`n` is at least 2; the threads' names begin with `name`. With `rests`, a thread sleeps
-        after work that is not short for as long as the work took: the work's calls hold the
-        interpreter, and the event loop needs it."""
+        after long work for as long as the work took: the work's calls hold the interpreter lock,
+        which the event loop needs."""
         self._n = n
         self._rests = rests
         self._clock = clock
@@ -112,11 +112,11 @@ class FairThreads:
         return future
 
     async def run(self, tenant: str, function: Callable[[], T], *, is_short: bool) -> T:
-        """Return the result of `function`. A cancelled caller's waiting task is removed."""
+        """Return the result of `function`. If the caller is cancelled, removes its waiting task."""
         return await asyncio.wrap_future(self.submit(tenant, function, is_short=is_short))
 
     def close(self) -> None:
-        """Cancel waiting tasks, and return once nothing is running."""
+        """Cancel waiting tasks, and wait for the running tasks."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for queues in waiting.values():
@@ -131,7 +131,7 @@ class FairThreads:
             self._pool.submit(self._run, task)
 
     def _next(self) -> _Task | None:
-        """Remove and return the task to run next; None if none may run now."""
+        """Remove and return the task to run next; None if no task may run now."""
         has_room = sum(not one.is_short for one in self._running) < self._n - 1
         ready = [
             name for name, (short, other) in self._waiting.items() if short or (other and has_room)
@@ -155,7 +155,7 @@ class FairThreads:
             self._start()
 
     def _end(self, tenant: str) -> None:
-        """Forget a tenant that has neither waiting nor running tasks."""
+        """Forget the tenant if it has neither waiting nor running tasks."""
         queues = self._waiting.get(tenant, ((), ()))
         if not any(queues) and not any(one.tenant == tenant for one in self._running):
             self._waiting.pop(tenant, None)

@@ -1,5 +1,5 @@
 """Request: one submitted generation request, its phase, its tokens and its text so far. It decodes
-its text token by token: a token costs the same in a long text as in a short one. Knows nothing
+its text token by token: a token costs the same in a long text as in a short text. Knows nothing
 about pool, store, backend or clock; the engine and the cache move it from phase to phase."""
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from semantic.ports.generation import Detokenizer
 
 _INCOMPLETE = "\ufffd"
 _CONTEXT_PIECES = 4
-"""How many pieces to decode again before each new one, since the tokens before a token can change
-its text (a leading space, a combining accent). This context begins with a whole piece, never inside
-a character."""
+"""The number of pieces to decode again before each new piece, since the tokens before a token can
+change its text (a leading space, a combining accent). This context begins with a whole piece, never
+inside a character."""
 
 
 class ByteDetokenizer:
@@ -52,10 +52,10 @@ class ByteDetokenizer:
 
 
 class StreamingDetokenizer:
-    """Implements `Detokenizer` for any tokenizer: decodes each token with a few before it."""
+    """Implements `Detokenizer` for any tokenizer: decodes each token with a few earlier tokens."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], after: Sequence[int] = ()) -> None:
-        """The tokens to decode follow the tokens `after`, whose text is not emitted."""
+        """`after` are the tokens before the tokens to decode; never emits their text."""
         self._decode = decode
         self._tokens: list[int] = []  # the context, and the tokens after it
         self._ends: list[int] = []  # ends of the pieces in the context
@@ -76,7 +76,7 @@ class StreamingDetokenizer:
         return self._emit(self._decode(self._tokens))
 
     def whole(self, token: int) -> str:
-        """Return the text of `token` as the last one, even if that is only part of a character."""
+        """Return the text of the last token `token`, even if it is only a part of a character."""
         return self.push(token) + self.flush()
 
     def _emit(self, window: str) -> str:
@@ -88,7 +88,7 @@ class StreamingDetokenizer:
         return text
 
     def _shorten(self) -> None:
-        """Forget all pieces except the last; rarely, as these must be decoded again."""
+        """Forget all pieces except the last few, and decode these pieces again."""
         cut = self._ends[-_CONTEXT_PIECES - 1]
         del self._tokens[:cut]
         self._ends = [end - cut for end in self._ends[-_CONTEXT_PIECES:]]
@@ -99,7 +99,7 @@ _Part = Literal["text", "thought", "call"]
 
 
 class ThinkingMeter:
-    """Counts the tokens of one answer's reasoning, without those that complete a mark. A call ends
+    """Counts the tokens of one answer's reasoning, without tokens that complete a mark. A call ends
     reasoning; inside a call, marks of reasoning are text."""
 
     def __init__(self, budget: ThinkingBudget) -> None:
@@ -119,8 +119,8 @@ class ThinkingMeter:
         self._is_over = False  # no reasoning can follow
 
     def push(self, token: int, text: str) -> tuple[int, ...]:
-        """Count the next token, given the `text` that became final with it. Return the tokens that
-        must follow it: none, or the rest of the end mark. The caller must push those too."""
+        """Count the next token, which made `text` final. Return the tokens that must follow: none,
+        or the remaining tokens of the end mark. The caller must push these tokens too."""
         if self._is_over:
             return ()
         was_inside = self._inside
@@ -146,7 +146,7 @@ class ThinkingMeter:
         return self._part == "thought"
 
     def _has_passed(self, text: str, *, was_inside: bool) -> bool:
-        """True once the answer's reasoning has ended, or the answer has begun without reasoning."""
+        """Return whether the reasoning has ended, or the answer has begun without reasoning."""
         if self._inside:
             return False
         self._lead = (self._lead + text).lstrip()
@@ -165,7 +165,7 @@ class ThinkingMeter:
             self._text, self._part = self._text[at + len(mark) :], ends[mark]
 
     def _rest(self) -> tuple[int, ...]:
-        """Return the tokens of the end mark that are not yet written."""
+        """Return the end mark's tokens that the model has not written yet."""
         end, last = self._budget.end_tokens, tuple(self._last)
         for n_written in range(min(len(last), len(end) - 1), 0, -1):
             if last[-n_written:] == end[:n_written]:
@@ -185,20 +185,20 @@ vocabulary in memory."""
 
 class Phase(Enum):
     WAITING = "waiting"
-    """Holds no blocks: new, or preempted."""
+    """The request holds no blocks: it is new or preempted."""
     LOAD = "load"
-    """Holds blocks; threads are reading its stored prefix into them."""
+    """The request holds blocks; threads are reading its stored prefix into them."""
     PREFILL = "prefill"
-    """Holds blocks for all its tokens; some tokens still need prefill."""
+    """The request holds blocks for all its tokens; some tokens still need prefill."""
     DECODE = "decode"
-    """Takes part in every decode step."""
+    """The request takes part in every decode step."""
     FINISHED = "finished"
 
 
 @dataclass(slots=True)
 class Restore:
     """An idle cache to restore: the first `length` tokens of `blocks`. If `exclusive`, the request
-    owns the blocks as their only holder; otherwise they are pinned until the backend has copied
+    is the only holder of the blocks; otherwise, the blocks stay pinned until the backend has copied
     them."""
 
     blocks: AgentBlocks
@@ -208,15 +208,15 @@ class Restore:
 
 @dataclass(slots=True)
 class Reuse:
-    """The agent's cache when the request was submitted, and how far the request could reuse it."""
+    """The agent's cache at the request's submission, and the part that the request could reuse."""
 
     history: tuple[int, ...] | None = None
     """Tokens of the agent's previous turn; None if the agent is unknown."""
     manifest: Manifest | None = None
     end: MatchEnd = MatchEnd.MISSING
-    """Why the reused prefix is not longer."""
+    """The reason why the reused prefix is not longer."""
     source: str = "none"
-    """Where the prefix came from: "pool", a tier's name, or "none"."""
+    """The source of the reused prefix: "pool", a tier's name, or "none"."""
     any_chip: bool = False
     """True if the store may have blocks that another kind of chip computed."""
 
@@ -288,7 +288,7 @@ class Request:
 
     @property
     def max_total_tokens(self) -> int:
-        """The most tokens that its cache may hold: prompt plus answer."""
+        """The most tokens that the request's cache may hold: prompt plus answer."""
         return len(self.prompt) + self.max_tokens
 
     @property
@@ -308,7 +308,7 @@ class Request:
 
     @property
     def owner(self) -> str:
-        """The pool's name for the holder of the request's blocks."""
+        """The name under which the pool records the holder of the request's blocks."""
         return CacheKey("", self.agent_id, self.tenant).owner
 
     @property
@@ -316,13 +316,13 @@ class Request:
         return "".join(self._text)
 
     def next_chunk(self, limit: int, checkpoint_at: int | None = None) -> tuple[int, ...]:
-        """Return the next tokens to prefill: those before `next_stop`."""
+        """Return the next tokens to prefill: the tokens before `next_stop`."""
         return self.tokens[self.computed : self.next_stop(limit, checkpoint_at)]
 
     def next_stop(self, limit: int, checkpoint_at: int | None = None) -> int:
         """Return the position where the next chunk ends: at most `limit` tokens ahead, and not
-        after `checkpoint_at` if that is ahead. It never leaves a last chunk of one token, which
-        some models compute differently."""
+        after `checkpoint_at` if that position is ahead. Never leaves a last chunk of one token,
+        which some models compute differently."""
         end = self.n_tokens - 1
         stop = min(self.computed + limit, end)
         if stop == end - 1 and stop - self.computed > 1:
@@ -337,7 +337,7 @@ class Request:
         return self.prompt[self.computed : stop + 1]
 
     def preempt(self) -> None:
-        """Return to WAITING: keep the tokens, but not their keys and values."""
+        """Return the request to WAITING: keep its tokens, drop their keys and values."""
         if self.scoring:
             self._drop_scores()
         self.phase = Phase.WAITING
@@ -346,7 +346,7 @@ class Request:
         self.preemptions += 1
 
     def as_cache(self, length: int, model_id: str) -> AgentBlocks:
-        """Return its blocks as a cache of its first `length` tokens."""
+        """Return the request's blocks as a cache of its first `length` tokens."""
         cache = AgentBlocks(
             self.agent_id, token_ids=self.tokens[:length], model_id=model_id, owner=self.owner
         )
@@ -356,7 +356,7 @@ class Request:
         return cache
 
     def accept(self, sampled: SampledToken) -> tuple[str, FinishReason | None]:
-        """Append a generated token. Return the text that became final with it, and the finish
+        """Append a generated token. Return the text that the token makes final, and the finish
         reason if it is the last token."""
         _, token, logprob, error, _ = sampled
         self.generated.append(token)
@@ -377,8 +377,8 @@ class Request:
 
     def take_forced(self, n_computed: int) -> Iterator[tuple[TokenEvent, FinishReason | None]]:
         """Append the `forced` tokens to the request, whose sequence holds `n_computed` tokens.
-        Yield each token's event, with the finish reason if it is the answer's last token. A forced
-        token has probability 1."""
+        Yield each token's event, with the finish reason for the answer's last token. A forced token
+        has probability 1."""
         forced, self.forced = self.forced, ()
         for token in forced:
             certain = None if self.params.logprobs is None else TokenLogprob(token, 0.0)
@@ -424,7 +424,7 @@ class Request:
         )
 
     def end_text(self) -> str:
-        """Return the text held back so far. Call it when an answer ends without an end token."""
+        """Return the text held back so far. Call this when an answer ends without an end token."""
         text = self._rest()
         self._text.append(text)
         return text

@@ -1,5 +1,5 @@
-"""Serving: answers requests of the APIs with one engine. Worker threads prepare prompts, requests
-run on the engine's thread, and events return to the caller's event loop. Knows nothing about
+"""Serving: answers requests of the APIs with one engine. Worker threads prepare prompts, the
+engine's thread runs requests, and events return to the caller's event loop. Knows nothing about
 transports."""
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ from semantic.ports.store import MOST_WAIT
 T = TypeVar("T")
 
 _CALL_ID_BYTES = 18
-"""Random bytes in a call's id: 24 characters in base64, as clients expect."""
+"""The random bytes in a call's id: 24 characters in base64, as clients expect."""
 _COMPLETE = ("stop", "length", "tool_calls")
-"""Finish reasons after which the client has the whole answer."""
+"""The finish reasons after which the client has the whole answer."""
 _MOST_CHECKS = 4
-"""The most checks of a request's grammars: more help only if verdicts are forgotten at once."""
+"""The most checks of a request's grammars. More checks help only if verdicts are lost at once."""
 _SHORT = 1 << 16
-"""As many characters of a text, or tokens, as can be prepared in about a tenth of a second."""
+"""The characters of a text, or tokens, that take about a tenth of a second to prepare."""
 _PART = 256
-"""Each message or tool counts as this many more characters: each is rendered and looked up."""
+"""The characters that a message or tool adds to its text, for rendering and the look-up."""
 _AT_ONCE = 128
-"""It takes under a millisecond to look up the texts of this many tokens."""
+"""The most tokens whose texts the event loop looks up itself, in under a millisecond."""
 _PUBLIC_NAME = 16
 """The number of characters of the digest in a public prefix's name."""
 
@@ -79,8 +79,8 @@ class Serving:
     """Answers requests with the engine of one engine thread."""
 
     models: ModelsPort | None = None
-    """See `RunnableServing.models`: the models that this one belongs to; None if it is the only
-    one."""
+    """See `RunnableServing.models`: the models of the server; None if this model is the only
+    model."""
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class Serving:
         self.embedding: EmbeddingPort | None = None
         self.memory: MemoryLimit | None = None
         self.discovery: Discovery | None = None
-        """Looks prompts up in the store's slow tier; None if the store has none."""
+        """The look-up of prompts in the store's slow tier; None without a slow tier."""
         self.at_end: Callable[[], None] | None = None
-        """Ends all readers of the store; called before the store is closed."""
+        """A function that ends all readers of the store before the store closes."""
         self._arrivals: Arrivals | None = None
         self._tool_times = ToolTimes()
 
@@ -125,7 +125,7 @@ class Serving:
         await asyncio.get_running_loop().run_in_executor(None, end)
 
     def end(self) -> None:
-        """Do the work of `close`, on a thread without an event loop; return once it is done."""
+        """Do the work of `close` on a thread without an event loop; return at its end."""
         self._names.close()
         self.agents.close()
         if self.at_end is not None:
@@ -138,7 +138,7 @@ class Serving:
         self._replay.close()
 
     async def flush(self) -> None:
-        """Return once every agent saved so far is as durable as the store can make it."""
+        """Wait until every agent saved so far is as durable as the store can make it."""
         await asyncio.wrap_future(self._thread.call(lambda engine: engine.flush()))
 
     @property
@@ -150,10 +150,10 @@ class Serving:
         return Figures(self._thread.figures, self.agents.stores())
 
     async def publish(self, chat: Chat) -> tuple[int, ...]:
-        """Compute the prefix `chat`, unless the store has it already, pin it and share it with
-        every tenant; return its tokens. Call it again for each new engine. Raises the same errors
-        as `answer`, plus BackendError if the computation fails and StoreError if the store does not
-        accept it."""
+        """Compute the prefix `chat`, unless the store has this prefix already; pin it and share it
+        with every tenant; return its tokens. Call `publish` again for each new engine. Raises the
+        same errors as `answer`, plus BackendError if the computation fails and StoreError if the
+        store refuses the prefix."""
         tokens = await self.tokenize(chat)
         name = f"public-{digest('public-v1', pack_tokens(tokens)).hex()[:_PUBLIC_NAME]}"
         ask = Ask(chat, SamplingParams(), max_tokens=1, agent=name, tenant=PUBLIC_TENANT)
@@ -193,9 +193,9 @@ class Serving:
                 self._thread.cancel(handle)
 
     async def history(self, agent: str, tenant: str = "") -> tuple[Message, ...]:
-        """Return the messages of a saved agent whose requests had a transcript as their `Ask.note`.
-        The last answer comes from its tokens, with tool calls as text. Raises AgentNotFoundError,
-        and InvalidRequestError for an agent without messages."""
+        """Return the messages of a saved agent whose requests had a transcript in `Ask.note`. The
+        last answer comes from its tokens, with tool calls as text. Raises AgentNotFoundError, and
+        InvalidRequestError for an agent without messages."""
         saved = await self.agents.saved(agent, tenant)
         return await self._workers.run(tenant, lambda: self._history(saved), is_short=False)
 
@@ -252,8 +252,8 @@ class Serving:
         return self._arrivals
 
     async def _prepared(self, ask: Ask) -> Prepared:
-        """Return the result of `Preparation.prepare` once the grammars of `ask` are checked: its
-        schemas first, then the grammar made from them. A worker never waits for a check."""
+        """Return the result of `Preparation.prepare` after a check of the grammars of `ask`: its
+        schemas first, then the grammar made from the schemas. A worker never waits for a check."""
         is_short = _is_short(ask.prompt)
         prepare = partial(self._preparation.prepare, ask)
         for _ in range(_MOST_CHECKS):
@@ -279,8 +279,8 @@ class Serving:
     ) -> AsyncGenerator[AnswerEvent, None]:
         """Yield the answer's events after its start. If the request asks for log-probabilities of
         the prompt, all pieces wait for the end: the log-probabilities come first and are complete
-        only then. The last event waits until other replicas can find the turn: the client may send
-        its next request to one of them at once."""
+        only at the end. The last event waits until other replicas can find the turn: the client may
+        send its next request to another replica."""
         stream = AnswerStream(self._reader(prepared, new_id))
         held: list[AnswerPiece] = []
         scores = prepared.sampling.prompt_logprobs is not None
@@ -332,8 +332,8 @@ class Serving:
         return self._replay.record_cut(replayed, message)
 
     def _expect(self, submission: Submission, message: Message) -> None:
-        """If `message` calls tools, expect the agent back after these tools' usual time, unless the
-        agent gave its own hints."""
+        """If `message` calls tools, expect the agent back after the tools' usual time, unless the
+        submission has its own hints."""
         agent, tenant, hints = submission.agent_id, submission.tenant, submission.hints
         tools = [call.name for call in message.tool_calls]
         seconds = self._tool_times.called(agent, tenant, tools) if submission.keep else None
@@ -356,8 +356,8 @@ class Serving:
 
 
 class Arrivals:
-    """Wakes tasks of `loop` when something has arrived for them. To call into the loop costs a
-    system call, so one call serves everything that arrives before the loop runs it."""
+    """Wakes tasks of `loop` when events have arrived for them. A call into the loop costs a system
+    call, so one call serves all events that arrive before the loop runs it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -365,7 +365,7 @@ class Arrivals:
         self._is_called = False
 
     def add(self, arrived: asyncio.Event) -> None:
-        """Set `arrived` on the loop. Thread-safe; raises RuntimeError once the loop is closed."""
+        """Set `arrived` on the loop. Thread-safe. Raises RuntimeError if the loop is closed."""
         self._arrived.append(arrived)
         if self._is_called:
             return
@@ -383,8 +383,8 @@ class Arrivals:
 
 
 class EventQueue:
-    """Events of one request, from the engine's thread to one task of a loop. The request limits how
-    many can queue: one event per token and per prefill chunk."""
+    """Events of one request, from the engine's thread to one task of a loop. The request limits the
+    queue: one event per token and per prefill chunk."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
@@ -392,7 +392,7 @@ class EventQueue:
         self._arrived = asyncio.Event()
 
     def put(self, events: Sequence[EngineEvent]) -> None:
-        """Append one step's events. Thread-safe; raises RuntimeError once the loop is closed."""
+        """Append one step's events. Thread-safe. Raises RuntimeError after the loop closes."""
         self._events.extend(events)
         self._arrivals.add(self._arrived)
 
@@ -409,7 +409,7 @@ class EventQueue:
 
 
 async def _ended(uploading: Future[None] | None) -> None:
-    """Return once the upload is done or late. It continues if the caller is cancelled."""
+    """Wait for the upload, at most `MOST_WAIT`. A cancelled caller does not stop the upload."""
     if uploading is not None:
         await asyncio.wait((asyncio.wrap_future(uploading),), timeout=MOST_WAIT)
 
@@ -426,6 +426,6 @@ def _new_call_id() -> str:
 
 
 def _is_short(prompt: Prompt) -> bool:
-    """Return whether `prompt` can be prepared in about a tenth of a second."""
+    """Return whether the preparation of `prompt` takes at most about a tenth of a second."""
     n_parts = len(prompt.messages) + len(prompt.tools) if isinstance(prompt, Chat) else 0
     return length_of(prompt) + _PART * n_parts <= _SHORT

@@ -41,25 +41,25 @@ _RETRY_AFTER = 5
 
 
 class RunnableServing(ServingPort, Protocol):
-    """A served model that accepts requests until closed; `memory` limits the whole process."""
+    """A served model that accepts requests until `close`; `memory` limits the whole process."""
 
     embedding: EmbeddingPort | None
     memory: MemoryLimit | None
 
     @property
     def agents(self) -> AgentsPort:
-        """The agents of the model."""
+        """The port for the model's agents."""
 
     def figures(self) -> Figures:
-        """Current figures. Thread-safe."""
+        """Return the current figures. Thread-safe."""
 
     @property
     def has_failed(self) -> bool:
-        """True if its engine failed and was not replaced: the model answers nothing more."""
+        """True if the engine failed without a replacement: the model is unusable."""
 
     @property
     def models(self) -> ModelsPort | None:
-        """The models of the server; None if this is the only model, which is always loaded."""
+        """The models of the server; None for a server's only model, always loaded."""
 
     async def close(self) -> None:
         """Cancel running requests, save every agent, end all threads. Raises SemanticError."""
@@ -69,15 +69,15 @@ class ModelLoader(Protocol):
     """Loads the models of a server, including the parts that they share."""
 
     async def size(self, name: str) -> tuple[int, Weights | None]:
-        """Return the bytes and weights of the model with the id `name`, see `Residency.add`: as
+        """Return the bytes and weights of the model with the id `name`, see `Residency.add`:
         measured by its last load, or estimated if its files have changed since. Raises
         SemanticError if the files do not load."""
 
     async def load(self, name: str, room: int) -> tuple[RunnableServing, Weights | None]:
         """Return the model with the id `name`, ready for requests, and its measured weights. Loads
-        in slices, between which the caller may cancel. Raises SemanticError, and, before it reads
-        any weights, WeightsTooLargeError if they need more than `room` bytes; `size` then returns
-        the corrected bytes."""
+        in slices, between which the caller may cancel. Raises SemanticError. Raises
+        WeightsTooLargeError, before it reads weights, if they need more than `room` bytes; `size`
+        then returns the corrected bytes."""
 
     async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ServedModel:
         """Download a hub model without reading its weights. See `ModelsPort.fetch`."""
@@ -86,10 +86,10 @@ class ModelLoader(Protocol):
         """Return the memory of closed models to the system."""
 
     def stores(self) -> tuple[StoreStats, ...]:
-        """Statistics of each tier of the store. Thread-safe."""
+        """Return the statistics of each tier of the store. Thread-safe."""
 
     async def close(self) -> None:
-        """Close the parts that the models share, after all models. Raises SemanticError."""
+        """Close the parts that the models share, after the models. Raises SemanticError."""
 
 
 class ModelManager:
@@ -106,7 +106,7 @@ class ModelManager:
         clock: Clock = time.monotonic,
     ) -> None:
         """`residency` contains all `models` by their ids; at most `max_waiting` requests wait for
-        each model. `ttl` applies to fetched models. Call `start` on the event loop."""
+        each model. `ttl` (in seconds) applies to fetched models. Call `start` on the event loop."""
         self._served = {one.id: one for one in models}
         self._residency = residency
         self._loader = loader
@@ -122,12 +122,12 @@ class ModelManager:
         self.loads = 0
 
     def start(self) -> None:
-        """Begin to load and unload."""
+        """Begin to load and unload models."""
         self._event_loop = asyncio.get_running_loop()
         self._tasks.append(asyncio.create_task(self._run()))
 
     def preload(self, names: Sequence[str]) -> None:
-        """Load the models with the ids `names` in the background, as far as they fit."""
+        """Load the models with the ids `names` in the background, as far as their bytes fit."""
         self._tasks.append(asyncio.create_task(self._preload(names)))
 
     # Names
@@ -138,8 +138,8 @@ class ModelManager:
         return tuple(self._served)
 
     def id_of(self, name: str | None) -> str:
-        """Return the id of the model that accepts `name`, or of the first model if it is None.
-        Raises ModelNotFoundError."""
+        """Return the id of the model that accepts `name` (None: of the first model). Raises
+        ModelNotFoundError."""
         if name is None:
             return self.names[0]
         for one in self._served.values():
@@ -155,7 +155,7 @@ class ModelManager:
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[RunnableServing]:
-        """Yield the model with this id, which stays loaded within the `with` block. Raises
+        """Yield the model with the id `name`, which stays loaded within the `with` block. Raises
         ModelLoadError, and OverloadedError if too many requests wait."""
         ticket = await self._opened(name)
         self._residency.leave(ticket)
@@ -222,7 +222,7 @@ class ModelManager:
 
     def give_up_idle(self, n_bytes: int) -> bool:
         """Start to unload idle models, least recently used first, to free `n_bytes`. Returns False
-        if none is idle or one is already being unloaded. For any thread."""
+        if no model is idle, or if a model is unloading already. For any thread."""
         names = self._residency.idle(n_bytes)
         if not names or self._event_loop is None:
             return False
@@ -231,7 +231,7 @@ class ModelManager:
         return True
 
     def limit(self, capacity: int) -> None:
-        """From now on, limit all models together to `capacity` bytes. For any thread."""
+        """Limit all models together to `capacity` bytes from now on. For any thread."""
         if self._event_loop is not None:
             with suppress(RuntimeError):  # the loop may have closed meanwhile
                 self._event_loop.call_soon_threadsafe(self._residency.limit, capacity)
@@ -261,7 +261,7 @@ class ModelManager:
         return Figures(_total(tuple(found.values())), self._loader.stores(), found)
 
     async def close(self) -> None:
-        """Stop loading, close every model, then the parts that they share. Raises SemanticError."""
+        """Stop loading, close every model, then their shared parts. Raises SemanticError."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -277,8 +277,8 @@ class ModelManager:
     # Inside
 
     async def _opened(self, name: str) -> Ticket:
-        """Wait until a model is open, and return a ticket for it, which the caller must use or
-        return. If a file is faulty, raises before another model is unloaded to make room."""
+        """Wait until the model `name` accepts requests. Return a ticket, which the caller must use
+        or give back. Raises, for a faulty file, before another model is unloaded for this model."""
         if self._residency.state(name) == "unloaded":
             error = await _error_of(self._resize(name))
             if error is not None:
@@ -309,7 +309,7 @@ class ModelManager:
             arrival.set_result(None)
 
     async def _run(self) -> None:
-        """Make the residency's changes one after another; wait while it wants none."""
+        """Make the residency's changes one after another; wait while there is no change to make."""
         while True:
             now = self._clock()
             change = self._residency.next_change(now)
@@ -352,8 +352,8 @@ class ModelManager:
                 _fail(arrival, error)
 
     async def _resize(self, name: str) -> None:
-        """Update the model's bytes from its current files. Raises SemanticError if they do not
-        load, or not within this budget."""
+        """Update the model's bytes in the residency from its current files. Raises SemanticError if
+        the files do not load, or exceed the budget for all models."""
         self._residency.resize(name, *await self._loader.size(name))
 
     async def _load(self, name: str) -> None:
@@ -377,7 +377,7 @@ class ModelManager:
 
 
 async def _error_of(work: Coroutine[object, object, None]) -> BaseException | None:
-    """Return the exception of `work`, or None: a model's failure must not affect others."""
+    """Await `work`; return its exception, or None: one model's failure must not affect others."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task,))
@@ -390,7 +390,7 @@ async def _error_of(work: Coroutine[object, object, None]) -> BaseException | No
 
 def _load_error(name: str, error: BaseException) -> BaseException:
     """Log `error`, and return the error for requests that wait for the model. The returned error
-    blames no request and names no path in its public text; a programming error is returned
+    blames no request and names no path in its public text. Returns a programming error
     unchanged."""
     words = f"the model {name} cannot be loaded: "
     logger.warning("%s%s: %s", words, type(error).__name__, error)
@@ -407,8 +407,8 @@ def _fail(arrival: asyncio.Future[None], error: BaseException) -> None:
 
 
 def _total(found: Sequence[EngineFigures]) -> EngineFigures:
-    """Return the sum of the figures of several engines. The state is READY even without any engine,
-    because a request loads one."""
+    """Return the sum of the figures of several engines. The state is READY even without an engine,
+    because a request loads a model."""
 
     def add(of: Callable[[EngineFigures], int]) -> int:
         return sum(of(one) for one in found)

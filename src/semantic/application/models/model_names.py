@@ -1,4 +1,4 @@
-"""Suggests a model's name in place of an unknown one. Knows nothing about models."""
+"""Suggests a known model name for an unknown name. Knows nothing about models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def most_similar(name: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_model(name: str, known: Iterable[str], of: str = "this server") -> str:
-    """Return the message for a client that requested a model unknown to `of`."""
+    """Return the message for a client that requested the model `name`, which `of` does not know."""
     names = tuple(known)
     alike = most_similar(name, names)
     meant = "" if alike is None else f"; did you mean {alike}?"

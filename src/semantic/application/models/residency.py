@@ -1,6 +1,6 @@
-"""Residency: decides which models are in memory, within one budget of bytes. It knows which
-requests wait for models or use them, and chooses what to load or unload next, but loads nothing
-itself. Knows nothing about clocks or threads."""
+"""Residency: decides which models are in memory, within one budget of bytes. Knows the requests
+that wait for models or use models, and chooses the model to load or unload next; does not load
+models. Knows nothing about clocks or threads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a model keeps its memory while another model needs it, in multiples of its last
-    loading time, at most `longest` seconds. It serves its own requests for `residence` after it was
-    loaded; then new requests wait, and it is unloaded once the running ones finish. It is unloaded
-    once idle for `linger`, which a client's next request can prevent."""
+    """The times that a model keeps its memory while another model needs it, in multiples of its
+    last loading time, at most `longest` seconds. After loading, a model serves its own requests for
+    `residence`; then new requests wait, and it unloads after the running requests. A model also
+    unloads after it is idle for `linger`, which a client's next request can prevent."""
 
     residence: float = 4.0
     linger: float = 0.25
@@ -28,7 +28,7 @@ class Patience:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A request for the model `name` that has been waiting since the time `since`."""
+    """A request for the model `name` that has waited since the time `since`, in seconds."""
 
     name: str
     since: float
@@ -44,7 +44,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights that models with the same `key` share: in memory once for all of them."""
+    """The weights that models with the same `key` share: memory holds them once."""
 
     key: str
     n_bytes: int
@@ -52,9 +52,9 @@ class Weights:
 
 @dataclass(slots=True)
 class _Model:
-    """A model. While loaded, it needs `n_bytes` in addition to its `weights`. After `ttl` seconds
-    without a request it is unloaded; None means never. Times are in seconds of the caller's
-    clock."""
+    """The residency's record of a model. A loaded model needs `n_bytes` in addition to its
+    `weights`, and unloads after `ttl` seconds without a request (None: never). Times are in seconds
+    of the caller's clock."""
 
     name: str
     n_bytes: int
@@ -75,14 +75,14 @@ class _Model:
         return not self.uses and (self.leaving or not self.tickets)
 
     def expires(self) -> float | None:
-        """The time when it will be unloaded if no request comes; None if it stays or is in use."""
+        """The time to unload the model if no request comes; None if it stays or is in use."""
         if self.pinned or self.ttl is None or self.state != "loaded" or self.uses or self.tickets:
             return None
         return self.last_used + self.ttl
 
     def gives_way(self, patience: Patience) -> float:
-        """Return the time from which another model may replace it, if it is idle by then. From that
-        time on it accepts no more requests."""
+        """Return the time from which another model may replace this model once it is idle. From
+        that time on, this model accepts no more requests."""
         residence = min(patience.longest, patience.residence * self.load_seconds)
         until = self.loaded_at + residence
         if not self.is_idle:
@@ -92,8 +92,8 @@ class _Model:
 
 
 class Residency:
-    """The models of a server. For one thread. The caller reports every event and makes the changes
-    that `next_change` returns, one at a time."""
+    """Decides which models of a server are loaded. For one thread. The caller reports every event
+    and makes the changes that `next_change` returns, one at a time."""
 
     def __init__(self, capacity: int, patience: Patience | None = None) -> None:
         """`capacity` limits the bytes of all loaded models together."""
@@ -127,14 +127,14 @@ class Residency:
         return self._models[name].state
 
     def is_open(self, name: str) -> bool:
-        """Return whether new requests may use the model now."""
+        """Return whether the model accepts new requests now."""
         model = self._models[name]
         return model.state == "loaded" and not model.leaving
 
     def n_bytes(self, name: str) -> int:
-        """Return the bytes that the model needs while loaded. Shared weights count only for the
-        first loaded model that uses them; for an unloaded model, they count only if no loaded model
-        uses them."""
+        """Return the bytes that the model needs while loaded. Shared weights count for the first
+        loaded model that uses them. For an unloaded model, they count only if no loaded model uses
+        them."""
         model = self._models[name]
         others = (one for one in self._present() if one.weights == model.weights)
         if model.weights is None or next(others, model) is not model:
@@ -146,16 +146,16 @@ class Residency:
         return self._models[name].pinned
 
     def requests(self, name: str) -> tuple[int, int]:
-        """Return how many requests use the model, and how many wait for it."""
+        """Return the number of requests that use the model, and the number that wait for it."""
         model = self._models[name]
         return model.uses, len(model.tickets)
 
     def expires(self, name: str) -> float | None:
-        """Return when the model will be unloaded if no request comes; None if not known."""
+        """Return the time to unload the model if no request comes; None if unknown."""
         return self._models[name].expires()
 
     def last_used(self, name: str) -> float | None:
-        """Return when its last request ended, or when it was loaded; None if in use or unloaded."""
+        """Return when the last request, or the load, ended; None if in use or unloaded."""
         model = self._models[name]
         return None if model.uses or model.state != "loaded" else model.last_used
 
@@ -170,8 +170,8 @@ class Residency:
         return model.state != "unloaded" or self._fit((*self._present(), model))
 
     def idle(self, n_bytes: int) -> list[str]:
-        """Return idle models to unload so that `n_bytes` become free, all of them if that is not
-        enough: least recently used first, without pinned ones. Empty while another unload is
+        """Return idle models to unload so that `n_bytes` become free, or all idle models if they
+        are too few: least recently used first, without pinned models. Empty while another unload is
         pending."""
         models = tuple(self._models.values())
         if any(one.to_unload or one.state == "unloading" for one in models):
@@ -194,7 +194,7 @@ class Residency:
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Record that a request no longer waits. Does nothing if it was not waiting."""
+        """Record that the request of `ticket` no longer waits. Does nothing without a wait."""
         tickets = self._models[ticket.name].tickets
         if ticket in tickets:
             tickets.remove(ticket)
@@ -210,11 +210,11 @@ class Residency:
         model.last_used = now
 
     def keep(self, name: str, ttl: float | None) -> None:
-        """Unload the model after `ttl` seconds without a request from now on; never if None."""
+        """Set the seconds without a request after which the model unloads (None: never)."""
         self._models[name].ttl = ttl
 
     def unload(self, name: str) -> None:
-        """Unload the model once the requests that use it have finished, even if it is pinned."""
+        """Unload the model, even a pinned model, after the requests that use it have finished."""
         model = self._models[name]
         if model.state == "loaded":
             model.leaving = model.to_unload = True
@@ -230,7 +230,7 @@ class Residency:
 
     def limit(self, capacity: int) -> None:
         """Limit all models together to `capacity` bytes, at most the initial budget. Loaded models
-        stay until another one needs their memory."""
+        stay until another model needs their memory."""
         self.capacity = min(self._most, capacity)
 
     def room_for(self, name: str) -> int:
@@ -242,8 +242,8 @@ class Residency:
         self._models[change.name].state = "loading" if change.loads else "unloading"
 
     def loaded(self, name: str, now: float, seconds: float, weights: Weights | None = None) -> None:
-        """Record that the model was loaded in `seconds`, with its `weights` if they were measured,
-        which then fit in `room_for`."""
+        """Record that the model loaded in `seconds`, with its `weights` if the load measured them.
+        Measured weights must fit in `room_for`."""
         model = self._models[name]
         self._weigh(model, weights or model.weights)
         model.state, model.load_seconds = "loaded", seconds
@@ -251,7 +251,7 @@ class Residency:
         model.leaving = model.to_unload = False
 
     def unloaded(self, name: str) -> None:
-        """Record that the model was unloaded, or failed to load."""
+        """Record that the model has unloaded or failed to load."""
         model = self._models[name]
         model.state, model.leaving, model.to_unload = "unloaded", False, False
 
@@ -263,7 +263,7 @@ class Residency:
     # Decisions
 
     def next_change(self, now: float) -> Change | None:
-        """Return the next change to make; None if none is needed or one is in progress."""
+        """Return the next change to make; None without need or during a change."""
         for model in self._loaded():
             expires = model.expires()
             is_old = expires is not None and expires <= now
@@ -283,7 +283,7 @@ class Residency:
         return None
 
     def next_time(self, now: float) -> float | None:
-        """Return when `next_change` may return another change without an event; None if never."""
+        """Return the time of the next change that needs no event; None if there is none."""
         times = [expires for one in self._loaded() if (expires := one.expires()) is not None]
         wanted = self._wanted()
         if wanted is not None:
@@ -302,13 +302,13 @@ class Residency:
         return _bytes_of(models) <= self.capacity
 
     def _wanted(self) -> _Model | None:
-        """Return the model to load next: the one with the longest waiting request."""
+        """Return the model to load next: the model of the request that has waited longest."""
         waiting = [one for one in self._models.values() if one.state == "unloaded" and one.tickets]
         return min(waiting, key=lambda one: one.tickets[0].since, default=None)
 
     def _victims(self, wanted: _Model) -> list[_Model]:
-        """Return the models to unload so that `wanted` fits: idle ones first, by last use, and only
-        as many as necessary."""
+        """Return the models to unload so that `wanted` fits: idle models first, by last use, and
+        only as many as necessary."""
         stay = [wanted, *self._present()]
         chosen: list[_Model] = []
         others = [one for one in self._loaded() if not one.pinned or one.to_unload]
@@ -344,7 +344,7 @@ class Residency:
 
 
 def _bytes_of(models: Iterable[_Model]) -> int:
-    """Return the bytes of models together, counting shared weights once."""
+    """Return the total bytes of `models`, counting shared weights once."""
     found = tuple(models)
     shared = {one.weights for one in found if one.weights is not None}
     return sum(one.n_bytes for one in found) + sum(one.n_bytes for one in shared)
