@@ -139,7 +139,7 @@ def document_of(
 def _headers(
     store: StorePort, links: Sequence[BlockLink]
 ) -> Iterator[tuple[tuple[int, Part], BlockHeader]]:
-    """Yield every stored body as a pair: its block index and part, and its header."""
+    """Yield the place of every stored body (block index and part) and its header."""
     for block, link in enumerate(links):
         for part in Part:
             for header in store.nearest(link.parent, part, link.tokens):

@@ -99,7 +99,7 @@ class AgentTable:
             self.users.setdefault(block, {})[agent] = None
 
     def remove(self, saved: SavedAgent) -> None:
-        """Undo `add`."""
+        """Remove a manifest that `add` has added."""
         bare, agent = saved.bare, saved.name
         del self._saved[agent]
         places = self._listed[bare.scope]
@@ -143,8 +143,9 @@ def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TierAgents:
-    """The agents of two tiers. Manifests and generations in `cold` precede those in `warm`. `pins`
-    is the tier whose quota limits pins. Methods without a docstring: see `AgentIndexPort`."""
+    """The agents of two tiers. For an agent in both tiers, the manifest and the generation in
+    `cold` apply. `pins` is the tier whose quota limits pins. Methods without a docstring: see
+    `AgentIndexPort`."""
 
     _warm: AgentIndexPort
     _cold: AgentIndexPort
@@ -206,7 +207,7 @@ class _Save:
 
 
 class QueuedAgents:
-    """The agents of a store behind a queue, including those whose manifests are still queued.
+    """The agents of a store behind a queue, including the agents of queued manifests.
 
     A queued manifest waits for the blocks put before it. The queue holds only an agent's newest
     manifest; a manifest replaced in the queue gets no generation. Methods without a docstring: see

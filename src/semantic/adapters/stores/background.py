@@ -1,4 +1,4 @@
-"""Write-behind queue in front of a slow store: puts return at once, threads write.
+"""Write-behind queue in front of a slow store: `put` returns at once, threads write.
 
 Implements `StorePort` in front of another store. Finds and reads queued blocks in the queue. Knows
 the number of queued bytes; does not know when, where or how the store writes.
@@ -48,7 +48,7 @@ class _Put:
 
 
 class BackgroundStore:
-    """Accepts writes at once. Threads pass them to `inner`, in `WriteOrder`. Thread-safe.
+    """Accepts writes at once. Threads pass the writes to `inner`, in `WriteOrder`. Thread-safe.
 
     Queues at most `max_queued_bytes` of blocks (each counts `QUEUED_BLOCK_BYTES` in addition to its
     body). With several tenants, each tenant may fill at most 7/8 of the queue; public prefixes do

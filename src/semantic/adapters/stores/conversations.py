@@ -27,8 +27,8 @@ def _ignore(_: str) -> None:
 
 class SqliteResponses:
     """Implements `ResponsesPort`. Beyond `max_bytes`, deletes the oldest responses of the largest
-    tenant first. Creates the file on first use, in an existing folder. Tells `notify` when it
-    quarantines the file."""
+    tenant first. Creates the file on first use, in an existing folder. Calls `notify` after
+    quarantining the file."""
 
     def __init__(self, path: Path, max_bytes: int, notify: Callable[[str], None] = _ignore) -> None:
         self._records = Records(path, max_bytes, "responses", notify)
@@ -121,8 +121,8 @@ _NO_POINT: Final = bytes(32)
 
 class DiskTurns:
     """Implements `TurnsPort`. Beyond `max_bytes`, deletes the oldest turns of the largest tenant
-    first. Tells `notify` of the first failure of the disk, and of every quarantined file. Raises
-    nothing."""
+    first. Calls `notify` at the disk's first failure, and for every quarantined file. Its methods
+    raise nothing."""
 
     def __init__(self, path: Path, max_bytes: int, notify: Callable[[str], None]) -> None:
         self._records = Records(path, max_bytes, "turns", notify)
@@ -138,7 +138,7 @@ class DiskTurns:
         return None if data is None else decoded_turn(point, data)
 
     def put(self, turn: Turn) -> None:
-        """See `TurnsPort.put`. The file on this machine contains the turn on return."""
+        """See `TurnsPort.put`. On return, this machine's file contains the turn."""
         if not turn.tokens and self.get(turn.point) is not None:
             return
         try:
@@ -171,7 +171,7 @@ def encoded_turn(turn: Turn) -> bytes:
 
 
 def decoded_turn(point: Point, data: bytes, owner: bytes = b"") -> Turn | None:
-    """Return the turn that `encoded_turn` turned into `data`; None if `data` is not such a turn."""
+    """Return the turn that `encoded_turn` turned into `data`; None if `data` is malformed."""
     tokens = data[_HEAD.size :]
     if len(data) < _HEAD.size or len(tokens) % TOKEN_BYTES:
         return None

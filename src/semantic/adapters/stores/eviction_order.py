@@ -80,9 +80,9 @@ class EvictionOrder(Generic[E]):
     """Keeps entries within `max_bytes`, if callers evict the entries that `victims` returns.
 
     Eviction takes the least recently used entry first, after its dependents. To make room for a
-    tenant, entries of larger tenants go first, from the largest tenant down, pinned entries last;
-    then the tenant's own unpinned entries. `public` does not count as a tenant: the only other
-    tenant may pin everything, and public entries never evict its pins. Not thread-safe.
+    tenant, it takes entries of larger tenants first, from the largest tenant down, pinned entries
+    last; then the tenant's own unpinned entries. `public` does not count as a tenant: a sole tenant
+    may pin everything, and public entries never evict its pins. Not thread-safe.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class EvictionOrder(Generic[E]):
         self.tenants.setdefault(tenant, _Tenant()).add(entry, size, pinned=pinned)
 
     def remove(self, tenant: bytes, entry: E) -> None:
-        """Undo `add`."""
+        """Remove an entry that `add` has counted."""
         size = self._size(entry)
         self.n_bytes -= size
         self.tenants[tenant].remove(entry, size)
@@ -137,7 +137,7 @@ class EvictionOrder(Generic[E]):
         self, tenant: bytes, n_bytes: int, spared: Collection[E] = ()
     ) -> Collection[E] | None:
         """Return the entries to evict so that `n_bytes` more of `tenant` fit; None if they cannot
-        fit next to its pinned and spared entries and the bytes that other tenants keep."""
+        fit beside the tenant's pinned and spared entries and the bytes that other tenants keep."""
         excess = self.n_bytes + n_bytes - self.max_bytes
         if excess <= 0:
             return ()
@@ -161,8 +161,8 @@ class EvictionOrder(Generic[E]):
         return self.tenants.get(tenant, _Tenant())
 
     def _first(self, order: Iterable[E], n_bytes: int) -> tuple[Collection[E], int]:
-        """Return the first distinct entries with at least `n_bytes` in total (all if they have
-        fewer), and their total bytes."""
+        """Return the first distinct entries with at least `n_bytes` in total (all entries if they
+        have fewer), and their total bytes."""
         found: dict[E, None] = {}
         total = 0
         for entry in order:

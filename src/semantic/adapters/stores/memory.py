@@ -282,7 +282,7 @@ class MemoryStore:
         """See `CacheStorePort.flush`. Does nothing."""
 
     def close(self) -> None:
-        """See `CacheStorePort.close`. Drops everything."""
+        """See `CacheStorePort.close`. Drops all entries."""
         with self._lock:
             self._blocks.clear()
             self._children.clear()
@@ -299,8 +299,8 @@ class MemoryStore:
                 self._order.use(self._tenant(key), key)
 
     def _abandon(self, chain: Sequence[BlockHash]) -> None:
-        """Make eviction take the blocks of `chain` that no agent needs any more sooner, starting at
-        the chain's end."""
+        """Make eviction take unneeded blocks of `chain`, which no agent needs any more, sooner. The
+        blocks at the chain's end come first."""
         left = (name for name in reversed(chain) if name not in self._agents.users)
         keys = [key for key in _keys(left) if key in self._blocks]
         if keys:

@@ -72,7 +72,7 @@ class Children:
         self._families.setdefault((header.link.parent, header.part), _Family()).add(header)
 
     def remove(self, header: BlockHeader) -> None:
-        """Remove an inserted header."""
+        """Remove a header that `add` has inserted."""
         place = header.link.parent, header.part
         family = self._families[place]
         family.remove(header)
@@ -100,7 +100,8 @@ class Children:
 
 
 class _Family:
-    """The blocks of one part that follow one parent; also sorted if more than `_FEW`."""
+    """The blocks of one part that follow one parent; also as a sorted list if there are more than
+    `_FEW`."""
 
     __slots__ = ("_sorted", "headers")
 

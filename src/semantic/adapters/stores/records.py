@@ -1,4 +1,4 @@
-"""Small records in one SQLite file: bytes by key, within a quota of bytes, durable.
+"""Small durable records in one SQLite file: bytes by key, within a quota of bytes.
 
 Every row has a checksum; a row that does not match its checksum counts as missing. Sorts SQLite's
 errors into system failures (StoreError) and a corrupt file, which it quarantines and replaces. Does
@@ -257,7 +257,7 @@ class RecordDatabase:
 
     def _prepare_files(self) -> FileId:
         """Make the file a plain file that only this user can read; return its identity. Raises
-        BrokenDatabaseError if the file's name is anything else, for example a symbolic link."""
+        BrokenDatabaseError if the name belongs to anything else, for example a symbolic link."""
         self._file = None
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:

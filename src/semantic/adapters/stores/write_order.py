@@ -152,10 +152,10 @@ class UploadPace:
     """Paces all uploads of a process, so that they barely lengthen decode steps. Thread-safe.
 
     Measures the cost of uploads by comparing decode steps that overlap an upload with decode steps
-    of equally many requests that do not. After uploading, rests until the lengthening is below
-    `MOST_COST` of all time. Uploads may lengthen steps that only prefill more. Uploads without cost
-    rest only to provide steps for the comparison, and do not rest while no engine steps. If steps
-    of equally many requests differ much, for example because other programs are busy, the pace
+    of equally many requests without an upload. After uploading, rests until the added time is below
+    `MOST_COST` of all time. For pure prefill steps, the limit is higher. Uploads without cost rest
+    only to provide steps for the comparison, and do not rest while no engine steps. If steps of
+    equally many requests differ much, for example because other programs are busy, the pace
     overestimates the cost, since longer steps overlap uploads more often.
 
     An upload calls `begin` when `delay` is 0, and `end` at its end. Each engine reports its steps

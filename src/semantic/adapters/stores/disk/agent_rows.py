@@ -1,6 +1,6 @@
 """The index's rows of agents: the generations of their manifests, and the blocks in their chains.
 
-All functions take an open connection; call those that write inside a transaction. Knows nothing
+All functions take an open connection; functions that write require a transaction. Knows nothing
 about files.
 """
 
@@ -55,7 +55,7 @@ def all_manifests(db: sqlite3.Connection) -> dict[tuple[bytes, int], tuple[int, 
 
 
 def outdated(db: sqlite3.Connection) -> list[bytes]:
-    """Return the keys of the agents whose chain in the index is not their newest manifest's."""
+    """Return the keys of the agents whose indexed chain differs from the newest manifest."""
     rows = db.execute(
         "SELECT key FROM agents AS a WHERE generation IS NOT"
         " (SELECT max(generation) FROM manifests WHERE agent = a.id)"
@@ -109,8 +109,8 @@ def drop(db: sqlite3.Connection, key: bytes) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: bytes | None, *, pinned: bool
 ) -> bytes | None:
-    """Return the key of the tenant's agent saved longest ago, except `spared`, among the pinned
-    agents if `pinned`, otherwise among the unpinned agents; None if no agent qualifies."""
+    """Return the key of the tenant's agent saved longest ago; None without one. Searches pinned
+    agents or, without `pinned`, unpinned agents, except `spared`."""
     row = db.execute(
         "SELECT key FROM agents WHERE tenant = ? AND pinned = ? AND key IS NOT ?"
         " ORDER BY saved LIMIT 1",

@@ -1,4 +1,4 @@
-"""Block files: a header that identifies the block, a body, and a checksum for each of them.
+"""Block files: a header that identifies the block, a body, and checksums of header and body.
 
     offset  bytes
          0      8  magic
@@ -93,7 +93,7 @@ class FileHeader:
 
 
 def layout_stamp(layout: str) -> str:
-    """Return a layout's text for a header: its name, or the name's hash if that is too long."""
+    """Return a layout's text for a header: its name or, for a long name, the name's hash."""
     if len(layout.encode()) <= _LAYOUT_BYTES:
         return layout
     return "sha256:" + digest("layout-v1", layout.encode()).hex()
@@ -225,7 +225,7 @@ class BlockReader:
             self._verify(fd, segments, found)
 
     def body(self, header: BlockHeader) -> bytes:
-        """Return the verified body."""
+        """Return the block's body after verification."""
         with self._entries.opened(block_entry(header.key)) as (fd, size):
             found = self._expected(fd, header, size)
             try:
@@ -262,7 +262,7 @@ class BlockReader:
         return found
 
     def _verify(self, fd: int, segments: Iterable[memoryview], found: FileHeader) -> None:
-        """Read the body into `segments`. Raises DamagedError if its checksum does not match."""
+        """Read the body into `segments`. Raises DamagedError if the checksum does not match."""
         hashed = xxhash.xxh3_128()
         at = HEADER_BYTES
         for group in _groups(segments):

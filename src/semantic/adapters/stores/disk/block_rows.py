@@ -1,6 +1,6 @@
 """The index's rows of blocks: finds blocks, their parents, their last uses and LRU victims.
 
-All functions take an open connection; call those that write inside a transaction. All raise
+All functions take an open connection; functions that write require a transaction. All raise
 IndexBrokenError for an impossible row. Knows nothing about files.
 """
 
@@ -246,8 +246,8 @@ def update_all_pins(db: sqlite3.Connection) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: Sequence[BlockHash], *, pinned: bool
 ) -> Victim | None:
-    """Return the tenant's least recently used leaf, except `spared`, among the pinned leaves if
-    `pinned`, otherwise among the unpinned leaves; None if no leaf qualifies."""
+    """Return the tenant's least recently used leaf; None without one. Searches pinned leaves or,
+    without `pinned`, unpinned leaves, except `spared`."""
     places = ",".join("?" * len(spared))
     sql = (
         "SELECT b.used, -b.start, b.hash, b.part, b.cost FROM blocks AS b"  # noqa: S608

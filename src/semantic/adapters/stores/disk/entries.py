@@ -145,7 +145,7 @@ def agent_key(scope: Scope, agent_id: str) -> bytes:
 
 
 def cost_of(n_bytes: int) -> int:
-    """Return a file's cost for the quota in bytes: its `n_bytes` in whole pages, and its name."""
+    """Return a file's cost for the quota in bytes: the pages that hold `n_bytes`, and its name."""
     return min(-(-n_bytes // PAGE) * PAGE + _NAME_BYTES, _MAX_COST)
 
 

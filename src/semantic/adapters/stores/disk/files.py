@@ -51,7 +51,8 @@ class FileSystem:
         return os.write(fd, data)
 
     def preadv(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
-        """Read into `targets`; return the number of bytes read: maybe too few, 0 at the end."""
+        """Read into `targets`, possibly only a part; return the number of bytes read, 0 at the
+        file's end."""
         return os.preadv(fd, targets, offset)
 
     def fstat(self, fd: int) -> os.stat_result:
@@ -110,8 +111,9 @@ class FileSystem:
 
 
 class Counts:
-    """Named counters since the store opened; some names exist from the start. Thread-safe. A total
-    such as "damaged" has a counter for each kind in addition, such as "damaged: body checksum"."""
+    """Named counters since the store opened; some names exist from the start. Thread-safe. Besides
+    a total such as "damaged", there is a counter for each kind, such as "damaged: body
+    checksum"."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -73,7 +73,7 @@ class Index:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Run one transaction under the folder's lock. Any exception rolls it back."""
+        """Run one transaction under the folder's lock. An exception rolls it back."""
         with self._folder.locked(), _translated(self._files), self._writer.held() as db:
             db.execute("BEGIN IMMEDIATE")
             with ExitStack() as undo:
@@ -126,9 +126,9 @@ class Index:
 
 
 class IndexFiles:
-    """The index's four files: checks their safety, their identity and their cost. Never opens a
-    file of the index: closing a file that SQLite has open in this process would release SQLite's
-    locks."""
+    """Checks the index's four files before SQLite opens them, and returns their identity and cost.
+    Never opens a file of the index: closing a file that SQLite has open in this process would
+    release SQLite's locks."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -221,7 +221,7 @@ class _Connection:
 
     @contextmanager
     def held(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection to one thread. Raises IndexBrokenError, OSError or sqlite3.Error."""
+        """Yield the connection to one thread. Raises IndexBrokenError, OSError or sqlite3.Error."""
         with self._lock:
             if self._db is not None and self._is_current():
                 yield self._db

@@ -262,8 +262,8 @@ class Seal:
                 self._folder.create(self._path, checksum)
 
     def _is_alone(self) -> bool:
-        """Return whether no other session is alive. The checksum opens and closes the index's file,
-        which would release SQLite's locks in another session of this process."""
+        """Return whether no other session is alive. With another session in this process, closing
+        the index's file after the checksum would release SQLite's locks."""
         return [name for name, lives in self._folder.sessions().items() if lives] == [
             self._folder.session
         ]

@@ -116,11 +116,11 @@ class Quota:
         """Evict until `needed` more bytes of a tenant fit. If they cannot fit, evict nothing and
         return False.
 
-        Quarantined files go first, then entries of tenants that would be larger than this tenant,
-        from the largest tenant down, then the tenant's own unpinned entries. A tenant's blocks go
-        before its agents, and unpinned entries before pinned ones. Without a `tenant`, unpinned
-        entries of all tenants go, starting with the largest tenant. Without `delete`, only the
-        index changes, so rolling the transaction back undoes the evictions.
+        Evicts quarantined files first, then entries of tenants that would be larger than this
+        tenant, from the largest tenant down, then the tenant's own unpinned entries. Evicts a
+        tenant's blocks before its agents, and unpinned entries before pinned entries. Without a
+        `tenant`, evicts unpinned entries of all tenants, starting with the largest tenant. Without
+        `delete`, changes only the index, so a rollback undoes the evictions.
         """
         if self.used(db) + needed <= self.max_bytes:
             return True
@@ -335,7 +335,7 @@ class WriteLedger:
         return is_reached
 
     def settle_if_due(self) -> None:
-        """Call `settle` at `SETTLE_BYTES` pending, or `SETTLE_SECONDS` after the last call."""
+        """Call `settle` after `SETTLE_BYTES` of new bytes, or after `SETTLE_SECONDS`."""
         with self._mutex:
             is_due = (
                 self._pending.total() >= SETTLE_BYTES

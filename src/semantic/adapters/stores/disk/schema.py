@@ -337,7 +337,7 @@ def widen(narrowed: bytes) -> bytes:
 
 
 def packed_in(width: object, stored: object) -> bytes:
-    """Return the packed tokens of a row of `tokens` with this width."""
+    """Return the packed tokens in `stored`, which has `width` bytes per token."""
     return blob(stored) if width == TOKEN_BYTES else widen(blob(stored))
 
 
