@@ -60,7 +60,7 @@ def guarded(work: Callable[[], T]) -> T:
 
 
 def settle(future: Future[T], work: Callable[[], T]) -> None:
-    """Set `future` to the result or failure of `work` (see `attempt`). Skips a cancelled one."""
+    """Set `future` to the result or failure of `work` (see `attempt`). Skips a cancelled future."""
     if future.set_running_or_notify_cancel():
         outcome = attempt(work)
         if isinstance(outcome, Failure):

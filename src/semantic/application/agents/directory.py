@@ -236,7 +236,7 @@ class AgentDirectory:
     ) -> tuple[Sequence[Manifest], bool, str | None]:
         """Return at most `limit` saved agents that `only` accepts, last saved first; whether more
         agents follow; and the name of the last agent read. Starts after the agent `after`, and
-        reads at most the agents of a page. `seen` has the activity of agents with a request. Raises
+        reads a limited number of agents. `seen` has the activity of agents with a request. Raises
         AgentNotFoundError if `after` is not saved."""
         scope, last = self.scope(tenant), None
         if after is not None:

@@ -302,7 +302,7 @@ def _origin(prepared: Prepared, ask: Ask) -> Origin | None:
 
 
 def _stable_prefix(prepared: Prepared) -> tuple[int, ...]:
-    """Return the prompt's tokens before its generation prompt, if it is a chat's."""
+    """Return the prompt's tokens; for a chat, without the generation prompt."""
     if prepared.chat is None:
         return prepared.tokens
     return prepared.tokens[: without_generation_prompt(len(prepared.tokens))]

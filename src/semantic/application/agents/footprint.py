@@ -71,12 +71,12 @@ class AgentFootprint:
 
     @property
     def stored_blocks(self) -> int:
-        """Number of blocks with at least one stored part."""
+        """The number of blocks with at least one stored part."""
         return sum(bool(self.parts(block)) for block in self.chain)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all stored bodies."""
+        """The bytes of all stored bodies."""
         return sum(found.n_bytes for found in self.found.values())
 
     @property

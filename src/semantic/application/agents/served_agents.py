@@ -125,7 +125,7 @@ class AgentTransfers:
     # Inside
 
     def _receiving(self, tenant: Tenant) -> str:
-        """Return the name of `tenant`. Raises AgentNotFoundError for one without an API key."""
+        """Return the name of `tenant`. Raises AgentNotFoundError unless it has an API key."""
         if isinstance(tenant, str):
             return tenant
         if tenant not in self._tenants:

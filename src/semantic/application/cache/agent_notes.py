@@ -183,7 +183,7 @@ def parent_of(manifest: Manifest) -> str | None:
 
 
 def parent_in(note: str) -> str | None:
-    """Return the name of the parent agent that the client's note contains."""
+    """Return the name of the parent agent in a note, as the client gave it."""
     origin = origin_in(note)
     return None if origin is None else origin.identity.parent
 
@@ -376,7 +376,7 @@ def _cache_miss(request: Request, shared: int, *, differs: bool) -> CacheMiss | 
 
 
 def _part(request: Request, shared: int) -> Difference | None:
-    """Return the part that changed since the previous request; None if that is unknown."""
+    """Return the part that changed since the previous request; None if that request is unknown."""
     saved = request.reuse.manifest
     if saved is None or saved.token_ids != request.reuse.history:
         return None  # the manifest belongs to another turn than the idle cache

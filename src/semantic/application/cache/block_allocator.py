@@ -61,7 +61,7 @@ class IdleCaches:
         return self._caches.get(key)
 
     def put(self, key: CacheKey, blocks: AgentBlocks) -> None:
-        """Make `blocks` the agent's cache and free the previous one."""
+        """Make `blocks` the agent's cache and free the previous cache."""
         older = self.take(key)
         if older is not None and older is not blocks:
             self._drop(older)
@@ -232,7 +232,8 @@ class BlockAllocator:
         return headroom == 0 and self._extend(request, whole_blocks(request.n_tokens + 1))
 
     def grow(self, request: Request) -> bool:
-        """Allocate room for a decoding request's next token. Returns False if the pool is full."""
+        """Allocate blocks for a decoding request's next token. Returns False if the pool is
+        full."""
         if request.n_tokens < request.capacity:
             return True
         return self._extend(request, whole_blocks(request.n_tokens + 1))
@@ -354,7 +355,7 @@ class BlockAllocator:
         return best
 
     def _is_longer_stored(self, request: Request, restore: Restore | None) -> bool:
-        """Return whether the stored prefix is at least a block longer than the pool's."""
+        """Return whether the stored prefix is at least a block longer than `restore`."""
         prefix = None if self._prefixes is None else self._prefixes.find(request)
         if self._prefixes is None or prefix is None:
             return False

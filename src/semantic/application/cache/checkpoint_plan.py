@@ -1,7 +1,8 @@
 """Positions at which prefill stops to take checkpoints.
 
-A window or a state cannot be cut back, so prefill saves it where a later request is likely to
-continue. Knows positions and sizes; knows nothing about requests or the contents of a checkpoint.
+No sequence can shorten a window or a state, so prefill saves both where a later request is likely
+to continue. Knows positions and sizes; knows nothing about requests or the contents of a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _STATES_ALONE = 512
 @dataclass(frozen=True, slots=True)
 class Distances:
     """The fewest tokens between checkpoints: `grid` applies to the grid (a power of two from 256 to
-    4,096), the other between a prompt's end and the checkpoint before it (from 64 to 4,096)."""
+    4,096), `at_end` to a prompt's end and the checkpoint before that end (from 64 to 4,096)."""
 
     grid: int
     at_end: int
@@ -88,7 +89,7 @@ class Junctions:
         return _FREE_JUNCTIONS * self.bytes_at(whole, 0)
 
     def budget(self, n_tokens: int) -> int:
-        """Return the bytes of checkpoints that computing `n_tokens` pays for."""
+        """Return the bytes that checkpoints may have for `n_tokens` computed tokens."""
         if self._per_token:
             return _TIMES_WHERE_LIKELY * self._per_token * n_tokens
         grid = self._apart.grid  # states alone
@@ -138,9 +139,9 @@ class Junctions:
 def _most_useful(
     near: Sequence[int], up_to: Sequence[int], start: int, left: int, right: int
 ) -> list[tuple[int, int, int, int]]:
-    """Return the junction between the chosen junctions `left` and `right` that saves most tokens in
-    total. The list has one tuple: minus the tokens saved, minus the junction's index, `left`,
-    `right`; or none if no junction is far enough from both. `up_to[i]` requests diverge before
+    """Return, as a list of at most one tuple, the junction between the chosen junctions `left` and
+    `right` that saves most tokens and is far enough from both. The tuple has minus the saved
+    tokens, minus the junction's index, `left` and `right`. `up_to[i]` requests diverge before
     junction i."""
     before = near[left] if left >= 0 else start
     last = near[right] - FEWEST_TOKENS if right < len(near) else near[-1]

@@ -355,7 +355,7 @@ class Loader:
         wait([load.future for load in loads], seconds, return_when="FIRST_COMPLETED")
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait `seconds` at most for all loads to end; return whether they did. Thread-safe."""
+        """Wait `seconds` at most for all loads to end; return whether all did. Thread-safe."""
         with self._ended:
             return self._ended.wait_for(lambda: not self._loads, seconds)
 

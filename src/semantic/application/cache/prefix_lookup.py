@@ -205,8 +205,8 @@ class PrefixLookup:
         return tail if n_tokens == len(link.tokens) else None
 
     def _tail(self, parent: BlockHash, rest: Sequence[int]) -> tuple[BlockHeader | None, int]:
-        """Return the block after `parent` that shares most first tokens with `rest`, and their
-        number."""
+        """Return the block after `parent` that shares most first tokens with `rest`, and the number
+        of shared tokens."""
         rest = rest[:BLOCK_TOKENS]
         if not rest:
             return None, 0

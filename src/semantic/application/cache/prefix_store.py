@@ -121,7 +121,7 @@ class PrefixStore:
         self._store.agents.save(replace(forked, generation=0, turns=0, saved_at=self._now()))
 
     def forget(self, agent_id: str, tenant: str) -> bool:
-        """Remove the agent's manifest. Its blocks stay until evicted."""
+        """Remove the agent's manifest. Its blocks stay until eviction."""
         self._salts.pop((tenant, agent_id), None)
         return self._store.agents.remove(self.scope(tenant), agent_id)
 
@@ -307,8 +307,8 @@ class PrefixStore:
 
     def discard(self, request: Request) -> None:
         """Drop the blocks that the request stored, and all blocks after them, because the model
-        computed NaN or infinity. Of the blocks that other requests stored, drop only those with
-        such values."""
+        computed NaN or infinity. Drop blocks from other requests only if they contain such
+        values."""
         state = self._state(request)
         links = state.full_links(self._scope_of(request), request.tokens)
         self._saver.drop(state.put, links, state.read)
@@ -341,7 +341,7 @@ class PrefixStore:
         self._store.flush()
 
     def close(self, *, keep_store: bool = False) -> None:
-        """End the loader's threads and close the store, unless another engine keeps using it."""
+        """End the loader's threads and close the store, unless another engine needs it."""
         self._loader.close()
         if not keep_store:
             self._store.close()

@@ -105,7 +105,7 @@ class ReadAhead:
             self._thread.join()
 
     def read_due(self) -> float | None:
-        """Run all jobs that are due; return the seconds until the next job; None without one."""
+        """Run all jobs that are due; return the seconds until the next job, or None."""
         while (found := self._take()) is not None:
             self._read(*found)
         return self._seconds()

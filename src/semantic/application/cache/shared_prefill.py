@@ -242,7 +242,7 @@ class SharedPrefill:
             self._common.add(request)
 
     def parts_at(self, request: Request, junction: int | None) -> None:
-        """Record the position where the prompt differs from all stored tokens, or None."""
+        """Record the position where the prompt differs from all stored tokens, if known."""
         self._plan(request).junction = junction
 
     def continues_from(self, request: Request, position: int) -> None:
@@ -292,7 +292,7 @@ class SharedPrefill:
         return request.computed % BLOCK_TOKENS != 0
 
     def release(self, request: Request) -> None:
-        """Release the request's claim on a block, if it has one."""
+        """Release the request's claim on a block, if the claim exists."""
         plan = self._plan(request)
         block, plan.in_flight = plan.in_flight, None
         if block is not None and self._in_flight.get(block) == request.uid:

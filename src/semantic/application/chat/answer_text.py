@@ -207,7 +207,7 @@ class ReadCall:
 
 
 class CallText:
-    """Reads the calls of an answer: the text between two marks, then the next such text."""
+    """Reads the calls of an answer, one text between two marks after the other."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self._syntax = syntax

@@ -1,5 +1,5 @@
 """Converts the text of an argument to JSON by the types in the tool's schema: a value in tags does
-not show its type. Knows JSON Schema and JSON, not how a model writes a call."""
+not show its type. Knows JSON Schema and JSON; does not know how a model writes a call."""
 
 from __future__ import annotations
 

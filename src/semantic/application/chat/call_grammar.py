@@ -236,7 +236,7 @@ class _Rules:
         self.add("call_start[lazy]", f"TEXT {_dumps(start.text)}")
 
     def calls(self, tools: Sequence[Tool], schema_of: Callable[[Tool], JsonSchema]) -> None:
-        """Add rules for one call between its marks, or for several if calls may be parallel."""
+        """Add rules for one call between its marks, or for several parallel calls."""
         language, form = self._language, self._language.form
         many = self._many and self._headers is None
         more = f"({{}}){{{{0,{MOST_FORCED_CALLS - 1}}}}}" if many else ""

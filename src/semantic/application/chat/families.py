@@ -319,8 +319,8 @@ def thought_of(template: str) -> Marks | None:
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """The parsers of calls and of reasoning that an operator chose; if None, the model's files
-    decide. Raises InvalidRequestError for an unknown name."""
+    """The parsers of calls and of reasoning that an operator chose; None: the model's files decide.
+    Raises InvalidRequestError for an unknown name."""
 
     calls: str | None = None
     reasoning: str | None = None

@@ -43,8 +43,8 @@ def read_calls(text: str, names: Collection[str]) -> list[WrittenCall]:
 
 
 def parse_arguments(arguments: str) -> object:
-    """Return the arguments of a call in the history as an object, an empty one for null or blank
-    text. Returns the text itself if it is not a JSON object, or has too many levels to render."""
+    """Return the arguments of a call in the history as an object: {} for null or blank text.
+    Returns the text unchanged if it is not a JSON object, or has too many levels to render."""
     if not arguments.strip():
         return {}
     try:

@@ -35,7 +35,7 @@ class ObjectText:
     value, after an opening bracket or inside a string value, so that a caller can close the object,
     and a parser of partial JSON can read it. `n_taken` counts the characters of the source returned
     so far. `is_broken` says that the next characters are not JSON, not a finite number, or deeper
-    than `MAX_DEPTH`. Then, and after the object's end, `push` returns nothing more."""
+    than `MAX_DEPTH`. After that, or after the object's end, `push` returns ""."""
 
     def __init__(self) -> None:
         self.is_closed = False

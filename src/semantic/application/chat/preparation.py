@@ -183,7 +183,7 @@ class Preparation:
         )
 
     def _thoughts(self, stop: Sequence[str], *, opened: bool) -> Thoughts | None:
-        """Return the marks between which stop strings have no effect; None if not needed."""
+        """Return the marks between which stop strings have no effect; None without any."""
         marks, headers = self._format.thought_marks, self._format.headers
         if headers is not None:
             return Thoughts(headers.starts[0], headers.answer, opened=True) if stop else None

@@ -268,7 +268,7 @@ def _in_json(spelling: CallList, text: str) -> str:
 
 
 def _unescaped(escape: str) -> str:
-    """Return the text of an escape in Python; an unknown escape is its own text."""
+    """Return the text of a Python escape; an unknown escape stays unchanged."""
     if escape[1] in "xu":
         return chr(int.from_bytes(bytes.fromhex(escape[2:]), "big"))
     return _ESCAPED.get(escape[1], escape)

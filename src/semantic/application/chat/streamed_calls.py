@@ -420,7 +420,7 @@ class StreamedCalls:
         return read.ending(at_mark=at_mark) if isinstance(read, SpelledArguments) else ""
 
     def _end_between(self, read: SpelledArguments) -> None:
-        """End the arguments between two arguments, at an end mark or at the answer's end."""
+        """End the arguments while no argument is open, at an end mark or the answer's end."""
         self._held += read.close()
         self._release()
         self._close()

@@ -28,8 +28,8 @@ _MEASURED = 32
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
     """The most submissions in the queue, and the most bytes that their caches may need (None: four
-    times the pool's bytes). With `shared`, a tenant may use only as much of each limit as stays
-    free. Raises InvalidRequestError for a limit below 1."""
+    times the pool's bytes). With `shared`, a tenant's part of each limit must not exceed the part
+    that stays free. Raises InvalidRequestError for a limit below 1."""
 
     max_waiting: int = 256
     max_waiting_bytes: int | None = None
@@ -73,7 +73,7 @@ class Admission:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that the queued submissions may need."""
+        """The bytes that the queued submissions may need."""
         return self._bytes.used
 
     def enter(self, submission: Hashable, n_tokens: int, tenant: str = "") -> None:

@@ -215,7 +215,7 @@ class BlockPoolBatchEngine:
 
     @property
     def waiting(self) -> frozenset[str]:
-        """The uids of requests without blocks, whether new or preempted."""
+        """The uids of requests without blocks: new and preempted requests."""
         return self._scheduler.waiting.uids
 
     @property

@@ -89,10 +89,11 @@ class _Tenant:
 class FairQueue:
     """Waiting requests, in this order:
 
-    1. preempted requests, in order of arrival, so that all begun requests finish; 2. requests that
-    others overtook too often while they did not fit; 3. by tenant: fewest running requests, then
-    least recently served; within a tenant by agent: fewest running requests, then priority, then
-    least recently served; of one agent by priority, then in order of arrival.
+    1. preempted requests, in order of arrival, so that all begun requests finish;
+    2. requests that others overtook too often while they did not fit;
+    3. by tenant: fewest running requests, then least recently served; within a tenant by agent:
+       fewest running requests, then priority, then least recently served; of one agent by
+       priority, then in order of arrival.
 
     No request overtakes a request of kind 1 or 2 that does not fit. A new tenant or agent counts as
     served just before its arrival, so that a stream of new tenants cannot starve others; a higher

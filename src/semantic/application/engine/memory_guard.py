@@ -1,6 +1,6 @@
-"""MemoryGuard: keeps the process within its memory limit by freeing parts of it in a fixed order.
-Knows the memory in use, the parts to free and the sizes to narrow, but no engines or stores.
-StepMemory learns how much memory a pass over prompt tokens needs temporarily."""
+"""MemoryGuard: keeps the process within its memory limit by freeing memory in a fixed order. Knows
+the memory in use, the parts to free and the sizes to narrow, but no engines or stores. StepMemory
+learns how much memory a pass over prompt tokens needs temporarily."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Narrowing:
 
 
 class MemoryGuard:
-    """While almost all of `max_bytes` is in use, frees caches, then narrows what requests may use;
+    """While almost all of `max_bytes` is in use, frees caches, then narrows the sizes for requests;
     a running request keeps its memory. For one thread only, except `is_exceeded` and `figures`."""
 
     def __init__(

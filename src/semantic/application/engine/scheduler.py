@@ -1,4 +1,4 @@
-"""Scheduler: admits requests, chooses the next ones to prefill, grows and preempts running
+"""Scheduler: admits requests, chooses the next requests to prefill, grows and preempts running
 requests. Knows requests with their tenants and priorities, the block allocator and a clock; knows
 nothing about the backend."""
 
@@ -72,8 +72,8 @@ class PrefillOrder:
         return min(self._first_of_tenants(requests), key=self._least_computed, default=None)
 
     def by_least_computed(self, requests: Sequence[Request]) -> list[Request]:
-        """Return `requests`, all given to the last `next`, in the order in which they get
-        chunks."""
+        """Return `requests` in the order in which they get chunks. The last call of `next` must
+        have had all of them."""
         return sorted(requests, key=self._least_computed)
 
     def account(self, request: Request, n_tokens: int, *, same_pass: bool = False) -> None:
@@ -148,7 +148,8 @@ class Prompts(Protocol):
 
     def waits_for(self, request: Request) -> Request | None:
         """Return the request that this request waits for, or None. The returned request becomes as
-        urgent as the waiting one, so that short prompts do not wait for a long prompt's chunks."""
+        urgent as the waiting request, so that short prompts do not wait for a long prompt's
+        chunks."""
 
     def may_join(self, request: Request) -> bool:
         """Return whether one pass can compute the rest of this prompt with other prompts."""
@@ -220,7 +221,7 @@ class Scheduler:
 
     @property
     def _most_running(self) -> int:
-        """The most requests that may run; 1 above the memory limit, so that one finishes."""
+        """The most requests that may run; 1 if memory is short, so that requests finish."""
         if self._guard is None:
             return self._max_batch
         return 1 if self._guard.is_exceeded else self._guard.batch.of(self._max_batch)
@@ -232,8 +233,8 @@ class Scheduler:
         return self._allocator.admit(request, headroom)
 
     def stuck(self) -> Request | None:
-        """Return the first waiting request if it does not fit although no request is running, else
-        None. Code outside the engine has allocated blocks of the pool since the submission."""
+        """Return the first waiting request if no request runs and this request still does not fit:
+        code outside the engine has allocated blocks since its submission. Otherwise return None."""
         if self.running or not self.waiting:
             return None
         return self.waiting.first(self.running)
@@ -341,7 +342,7 @@ class Scheduler:
 
     @staticmethod
     def _joined(first: Chunk, joining: Sequence[Request]) -> list[Chunk]:
-        """Return `first`, and in order the requests in `joining` that fit into the same pass."""
+        """Return `first`, then the requests in `joining` that fit into the same pass, in order."""
         chosen = [first]
         left = first.limit - first.request.to_prefill
         for request in joining:

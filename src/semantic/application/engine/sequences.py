@@ -270,13 +270,15 @@ class Sequences:
             self._computed(request, len(tokens))
 
     def _loads_next_blocks(self, request: Request) -> bool:
-        """Begin to load the request's next blocks, in phase LOAD; return False without any."""
+        """Begin to load the request's next blocks, in phase LOAD, if other requests have saved
+        blocks; return whether the request is loading."""
         if request.phase is not Phase.PREFILL:
             return request.phase is Phase.LOAD
         return self._loads_checkpoint(request) or self._loads_blocks(request)
 
     def _loads_checkpoint(self, request: Request) -> bool:
-        """Begin to load up to another request's checkpoint; return False without one."""
+        """Begin to load all blocks up to another request's new checkpoint, if there is any; return
+        whether the request is loading."""
         prefixes = self._prefixes
         if prefixes is None or not request.to_prefill or not prefixes.has_next_checkpoint(request):
             return False
@@ -287,7 +289,8 @@ class Sequences:
         return request.phase is Phase.LOAD
 
     def _loads_blocks(self, request: Request) -> bool:
-        """Begin to load the next blocks from other requests; return False without any."""
+        """Begin to load the request's next blocks, if other requests have saved blocks; return
+        whether the request is loading."""
         prefixes = self._prefixes
         if prefixes is None or not request.to_prefill or not prefixes.load_next_blocks(request):
             return False

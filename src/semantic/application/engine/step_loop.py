@@ -220,7 +220,7 @@ class FairTurns(Generic[K]):
 
     def account(self, key: K, seconds: float, weight: float) -> None:
         """Record that `key`, which `next` returned, has had a turn of `seconds`. The seconds count
-        divided by its `weight`."""
+        divided by `weight`."""
         self._had[key] += seconds / weight
         for one, wait in self._waits.items():
             wait.seconds += seconds

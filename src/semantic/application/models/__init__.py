@@ -1,1 +1,1 @@
-"""Several models in one server: loading and unloading models, and choosing one for a request."""
+"""Several models in one server: loads and unloads models, and chooses a request's model."""

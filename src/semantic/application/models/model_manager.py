@@ -59,7 +59,7 @@ class RunnableServing(ServingPort, Protocol):
 
     @property
     def models(self) -> ModelsPort | None:
-        """The models of the server; None for a server's only model, always loaded."""
+        """The models of the server; None if the server has only this model."""
 
     async def close(self) -> None:
         """Cancel running requests, save every agent, end all threads. Raises SemanticError."""

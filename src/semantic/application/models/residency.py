@@ -263,7 +263,7 @@ class Residency:
     # Decisions
 
     def next_change(self, now: float) -> Change | None:
-        """Return the next change to make; None without need or during a change."""
+        """Return the next change; None if no change is needed, or during a change."""
         for model in self._loaded():
             expires = model.expires()
             is_old = expires is not None and expires <= now
@@ -283,7 +283,7 @@ class Residency:
         return None
 
     def next_time(self, now: float) -> float | None:
-        """Return the time of the next change that needs no event; None if there is none."""
+        """Return the time of the next change that needs no event; None without a change."""
         times = [expires for one in self._loaded() if (expires := one.expires()) is not None]
         wanted = self._wanted()
         if wanted is not None:
