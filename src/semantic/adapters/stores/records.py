@@ -256,8 +256,9 @@ class RecordDatabase:
         return db
 
     def _prepare_files(self) -> FileId:
-        """Make the file a plain file that only this user can read; return its identity. Raises
-        BrokenDatabaseError if the name belongs to anything else, for example a symbolic link."""
+        """Create the file, readable only by this user, if it is missing; return its identity.
+        Raises BrokenDatabaseError if the name belongs to anything else, for example a symbolic
+        link."""
         self._file = None
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:

@@ -397,7 +397,7 @@ _PLACES: Mapping[Tier, Place] = {
 
 
 def _place(footprint: AgentFootprint, block: ChainBlock, activity: Activity) -> Place:
-    """Return the fastest place that holds a block."""
+    """Return the fastest place, the pool or a tier, that holds a block."""
     if block.stop <= activity.pool_tokens:
         return "pool"
     found = _found(footprint, block)

@@ -23,7 +23,8 @@ MOST_TOKENS = 4096
 """The largest distance in the grid: an edit makes prefill repeat at most this many tokens."""
 _TIMES_WHERE_LIKELY = 8
 """Where requests are likely to continue, checkpoints may have this many times the bytes of keys and
-values: since the previous checkpoint, at a prompt's end; of all requests, at all junctions."""
+values. At a prompt's end, the bytes since the previous checkpoint count; at junctions, all computed
+bytes."""
 _FREE_JUNCTIONS = 4
 """The checkpoints that requests may take at junctions before they have computed a token."""
 _STATES_ALONE = 512
@@ -42,7 +43,7 @@ class Distances:
 def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
     """Return the smallest distances at which checkpoints stay within their byte limits. In the
     grid, a checkpoint may have as many bytes as the keys and values since the previous checkpoint
-    (of full attention, or else of windows); a chunk of `best_chunk` tokens has at most two
+    (of full attention, or else of windows). A chunk of `best_chunk` tokens has at most two
     checkpoints."""
     per_token = _bytes_per_token(spec, LayerKind.FULL)
     if not per_token:

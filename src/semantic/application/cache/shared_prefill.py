@@ -98,7 +98,8 @@ class CommonPrefixes:
         return -1 if own is None else own.group.version
 
     def allowance(self, request: Request) -> int:
-        """Return the bytes that checkpoints may take where requests of this group diverge."""
+        """Return the bytes that checkpoints may take where requests of the request's group
+        diverge."""
         own = self._live.get(request.uid)
         return 0 if own is None else own.group.allowance
 

@@ -131,9 +131,9 @@ class AnswerReader:
         self, reason: AnswerReason, *, stopped: bool = False
     ) -> tuple[list[AnswerPiece], AnswerReason]:
         """Return the last pieces, and the reason for the answer's end; `reason` is the engine's.
-        Returns "tool_calls" for an answer with calls that stopped by itself or at `done`, unless a
-        stop string (`stopped`) cut the last call: a client must not execute that call. Drops a mark
-        that "length" cut short."""
+        Returns "tool_calls" for an answer that has calls and stopped by itself or at `done`, unless
+        a stop string (`stopped`) cut the last call: a client must not execute that call. Drops a
+        mark that "length" cut short."""
         pieces = [] if self._done else list(self._rest(cut=reason != "stop", stopped=stopped))
         by_itself = reason == "stop" or (reason == "cancelled" and self._done)
         self._done = True

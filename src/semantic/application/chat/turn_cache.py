@@ -49,7 +49,7 @@ class Writes:
 
     def add(self, n_bytes: int, write: Callable[[], None]) -> Future[None] | None:
         """Call `write`, which holds `n_bytes`, on a thread; return its future, or None if the queue
-        is full."""
+        is full or closed."""
         with self._lock:
             if self._is_closed or self._n_bytes + n_bytes > self._max_bytes:
                 return None

@@ -43,7 +43,7 @@ with the threads that prepare others: many submissions must not delay the runnin
 
 
 def _ignore(_: object) -> None:
-    """Ignore the events: a listener for requests without a listener."""
+    """Do nothing: a listener, or an `on_failure`, that ignores its argument."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from semantic.ports.serving import MemoryFigures
 _INTERVAL = 0.25
 """Seconds between two measurements."""
 _PARTS = 16
-"""The guard keeps 1/16 of the limit free; when it has to free memory, it frees twice that part."""
+"""The divisor of the limit for the part that stays free; after freeing memory, two parts are
+free."""
 _CALM = 60.0
 """Seconds without memory pressure after which a report says that the pressure is over."""
 _FORGET = 0.98

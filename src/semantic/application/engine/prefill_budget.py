@@ -23,7 +23,7 @@ first chunks are too small to show the true rate."""
 _FIXED_SAMPLES = 8
 """The number of recent small passes whose median is the fixed cost."""
 _SMALL = 16
-"""The divisor of `largest`: a pass of no more tokens shows the fixed cost if it ends its prompt."""
+"""A pass of at most `largest / _SMALL` tokens shows the fixed cost if it ends its prompt."""
 _ASSUMED_BESIDE = 0.25
 """The assumed cost, before any measurement, of a token in one pass with another prompt's tokens, as
 a fraction of the cost of a token alone."""

@@ -24,8 +24,8 @@ from semantic.ports.generation import Clock, StepObserver
 _PARTS = 7
 """The multiple of the free places that a tenant may use in a shared batch: alone, 28 of 32."""
 _LONGEST_WAITING_EVERY = 4
-"""The number of chunks of which one goes to the request that has waited longest, if all chunks
-since its last chunk went to others, so that short prompts cannot starve a long prompt."""
+"""One chunk in this many goes to the request that has waited longest, if all chunks since its last
+chunk went to others, so that short prompts cannot starve a long prompt."""
 
 
 class PrefillOrder:
@@ -106,7 +106,7 @@ class PrefillOrder:
 
 
 _CONCURRENT_SECONDS = 30.0
-"""The seconds after two requests were active at once in which more may come: agents that work at
+"""The seconds for which more requests may come after two were active at once: agents that work at
 the same time usually send their next request within this time."""
 
 

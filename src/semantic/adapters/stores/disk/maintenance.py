@@ -49,7 +49,7 @@ class CheckReport:
 
     @property
     def is_clean(self) -> bool:
-        """True if nothing is damaged."""
+        """True if the check found no damaged file."""
         return not self.damaged
 
 

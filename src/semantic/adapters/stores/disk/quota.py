@@ -85,8 +85,8 @@ class Quota:
         """Reserve `cost` bytes for a tenant's file in `shard`; return the reservation's id.
 
         Evicts entries as needed, sparing `hashes` and `agent`. Returns None if the file does not
-        fit next to the tenant's own pins and the bytes that other tenants keep or, without `evict`,
-        if the file does not fit without eviction.
+        fit next to the tenant's own pins and the bytes that other tenants keep. Without `evict`,
+        evicts no entry, and returns None if the file does not fit at once.
         """
         known = db.execute("SELECT 1 FROM shards WHERE name = ?", (shard,)).fetchone()
         needed = cost if known else cost + PAGE
