@@ -1,5 +1,5 @@
 """`semantic launch`: starts a coding agent so that it uses a running server, and changes no file.
-With --write it only adds the server to the agent's settings; --show only shows that change."""
+--write only adds the server to the agent's settings; --show only prints that change."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ class _Outcome:
 
 
 def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json: bool) -> bool:
-    """Return whether the command starts the agent, which --write, --show and --json prevent. Raises
-    InvalidRequestError if it does not and the user gave `arguments` for the agent."""
+    """Return False if --write, --show or --json keeps the command from starting the agent. In that
+    case raises InvalidRequestError if the user gave `arguments` for the agent."""
     if not (options.write or options.show or as_json):
         return True
     if arguments:

@@ -1,6 +1,6 @@
 """`semantic models ps`, `load`, `unload`, `semantic memory` and `semantic agents export`, `import`:
-commands for the models, memory and agents of a running server. The last two also work on the store
-of this machine, without a server."""
+commands for the models, memory and agents of a running server. Export and import also work without
+a server, on this machine's store."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class RemoteOptions:
 
     def address(self, store: StoreOptions, model_id: str | None = None) -> str | None:
         """Return the server's address; None if the options choose the store. Raises
-        InvalidRequestError for a mix of options for the server and for the store."""
+        InvalidRequestError if the user mixes options for the server with options for the store."""
         if self.server is None and self.model is not None:
             raise InvalidRequestError("--model requires --server")
         if self.server is not None and (store != StoreOptions() or model_id is not None):

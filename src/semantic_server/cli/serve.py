@@ -45,7 +45,7 @@ _GIB = 1 << 30
 
 
 def with_flags(declared: type) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that adds a field for each setting of `declared`; None means no flag."""
+    """Return a decorator that adds an optional field, a flag, for each setting of `declared`."""
 
     def add(options: type[T]) -> type[T]:
         hints = get_type_hints(declared, include_extras=True)
@@ -116,8 +116,8 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
 
 
 def follow_rank(settings: ServerSettings) -> bool:
-    """If this process is a rank other than 0, compute for rank 0 until rank 0 ends. Return whether
-    it is such a rank. Raises InvalidRequestError for settings that work on only one device."""
+    """Compute for rank 0 until rank 0 ends, if this process is another rank. Return False for rank
+    0 and without ranks. Raises InvalidRequestError for settings that work on only one device."""
     from semantic.bootstrap import follow_first
     from semantic_server.http.logs import configure_logs
 
@@ -178,7 +178,7 @@ _CHOSEN_LATER = {
 
 
 def _chosen(settings: ServerSettings) -> dict[str, object]:
-    """Return the values that unset settings will get, as far as this is clear before the start."""
+    """Return the values of unset settings, as far as they are clear before the start."""
     chosen: dict[str, object] = {}
     if not settings.served_model_name:
         chosen["served_model_name"] = list(served_names(settings))
@@ -243,7 +243,7 @@ async def _load_answering(
     loop: StepLoop,
     reserved: int,
 ) -> RunnableServing:
-    """Load the models that answer. Other models on `loop`'s thread take `reserved` bytes."""
+    """Load the models that generate text. Other models on `loop`'s thread take `reserved` bytes."""
     from semantic.serve import load_serving
 
     if not settings.has_managed_models:
@@ -271,7 +271,7 @@ async def _load_answering(
 
 
 def _of_model(first: ServeSettings, name: str) -> ServeSettings:
-    """Return the settings of the model called `name`; `first` has those of the first model."""
+    """Return the settings of the model called `name`; `first` has the first model's settings."""
     model = model_of(name)
     engine = replace(first.engine, model=model)
     parsers = replace(first.parsers, calls=None, reasoning=None)
@@ -279,7 +279,7 @@ def _of_model(first: ServeSettings, name: str) -> ServeSettings:
 
 
 def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings:
-    """Return the settings for requests and for the first model; `engine` is its engine's."""
+    """Return the settings for requests and the first model; `engine` has that model's settings."""
     from semantic.application.chat.families import Parsers
     from semantic.application.engine.admission import QueueLimits
     from semantic.serve import ServeSettings
@@ -321,8 +321,8 @@ def remember(settings: ServerSettings) -> None:
 
 
 def served_names(settings: ServerSettings) -> tuple[str, ...]:
-    """Return the names under which requests reach the model: the configured ones, or else its own
-    name and the alias that the user gave for it."""
+    """Return the names that reach the model: the configured names, or else the model's own name and
+    the user's alias for the model."""
     return settings.served_model_name or own_names(model_of(settings.model[0]), settings.model[0])
 
 

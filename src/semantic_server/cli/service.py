@@ -95,8 +95,8 @@ def service_manager(host: HostPort | None = None) -> ServicePort:
 
 
 def require_known_to_the_service(loaded: LoadedSettings) -> None:
-    """Raise InvalidRequestError for a key on the command line, because the service's file would
-    contain it, and for a setting in a variable of this shell, because the service would lack it."""
+    """Raise InvalidRequestError for a key on the command line: the service's file would contain the
+    key. Raise it also for a setting in a variable of this shell: the service would lack it."""
     from semantic_server.http.settings import KEY_FILES
 
     for name, origin in loaded.origins.items():
@@ -130,7 +130,7 @@ def flags(options: ServeOptions, config: Path | None) -> Iterator[str]:
 
 
 def _flag(name: str, hint: object) -> str:
-    """Return a setting's flag: the one in its declaration, else the one that its name implies."""
+    """Return a setting's flag: the flag in its declaration, else the setting's name as a flag."""
     (option,) = get_args(hint)[1:]
     declared = option.default
     return declared if isinstance(declared, str) else f"--{name.replace('_', '-')}"
@@ -140,8 +140,8 @@ _MODELS = frozenset({"model", "allowed_models", "embedding_model", "kept_models"
 
 
 def _absolute(name: str, value: object) -> object:
-    """Return a setting's value, with an absolute path because the service runs in another folder. A
-    model's name or hub id stays as it is."""
+    """Return a setting's value with an absolute path, because the service runs in another folder. A
+    model's name or hub id does not change."""
     if isinstance(value, Path):
         return value.expanduser().absolute()
     if name == "adapters":

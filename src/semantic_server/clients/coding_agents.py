@@ -48,11 +48,11 @@ class _Response:
 def find_server(
     url: str, model: str | None = None, key_variable: str = "SEMANTIC_API_KEY"
 ) -> RunningServer:
-    """Return the server at `url`, with its model `model`, by default its first. Sends the key in
-    the environment variable `key_variable` only after the server refuses a request without a key.
-    Raises InvalidRequestError for a malformed address, OperatorError if there is no response or
-    another program responds, OverloadedError while the model loads, and ModelNotFoundError for an
-    unknown model."""
+    """Return the server at `url`, with the model `model`, by default the server's first model.
+    Sends the key in the environment variable `key_variable` only after the server refuses a request
+    without a key. Raises InvalidRequestError for a malformed address, OperatorError if there is no
+    response or another program responds, OverloadedError while the model loads, and
+    ModelNotFoundError for an unknown model."""
     address = read_address(url)
     base = f"{address.scheme}://{address.netloc}"
     if not _VARIABLE.fullmatch(key_variable):
@@ -79,7 +79,7 @@ def _get_models(url: str, key: str | None) -> _Response:
 
 
 def _read_models(base: str, key_variable: str | None, response: _Response) -> Mapping[str, int]:
-    """Return the context size for each of the model's names, its own name first."""
+    """Return the name of each model with its context size, in the order of the response."""
     if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
         raise OverloadedError(
             f"{base} is not ready: its model is loading; try again in a moment",
@@ -261,7 +261,7 @@ def _codex_settings(server: RunningServer) -> Settings:
 
 
 def _codex_start(server: RunningServer, environment: Environment) -> Start:
-    """Pass each setting as `-c dotted.name=value`, which overrides the file."""
+    """Return arguments `-c dotted.name=value`, one for each setting; they override Codex's file."""
     del environment
     settings = _leaves((), _codex_settings(server))
     pairs = ((".".join(path), json.dumps(value)) for path, value in settings if value is not None)

@@ -37,7 +37,7 @@ class Plan:
 
 def plan(path: Path, kind: FileFormat, required: Settings) -> Plan:
     """Return the change that puts `required` into the file. Writes nothing. Raises UnreadableError
-    if the text is not in the format `kind`, and OperatorError if the file does not open."""
+    if the text is not in the format `kind`, and OperatorError if opening the file fails."""
     before = _read(path)
     try:
         text = "" if before is None else before.decode("utf-8-sig")
@@ -150,7 +150,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the setting at `path`: values before and after, None for an absent setting."""
+    """A change of the setting at `path`: its old and its new value; None for an absent setting."""
 
     path: tuple[str, ...]
     was: object
@@ -222,7 +222,7 @@ class Json:
     """Standard JSON, without comments."""
 
     def read(self, text: str) -> Document:
-        """See `FileFormat.read`. Refuses a repeated name, as one of its values would be lost."""
+        """See `FileFormat.read`. Refuses a repeated name: parsing would drop a value."""
         if not text.strip():
             return {}
         try:

@@ -1,7 +1,7 @@
 """Requests to a running server, each over its own connection. Sends a key only after the server
-refuses a request without one. Uses no proxies and follows no redirects, so only the named host gets
-a key. Knows the routes for models, memory, overview and archives, and the form of refusals, but not
-the content of a document or archive."""
+refuses a request without a key. Uses no proxies and follows no redirects, so only the named host
+gets a key. Knows the routes for models, memory, overview and archives, and the form of refusals,
+but not the content of a document or archive."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def list_models(url: str, key_variable: str) -> Sequence[Row]:
 
 
 def change_model(url: str, key_variable: str, name: str, action: Literal["load", "unload"]) -> Row:
-    """Load or unload a model, wait for the end of that, and return the model's row. Raises the same
-    errors as `list_models`."""
+    """Load or unload a model as `action` says; return the model's row once the server has finished.
+    Raises the same errors as `list_models`."""
     key = key_for(url, key_variable)
     path = f"{_MODELS}/{quote(name, safe='/')}/{action}"
     with send(url, path, key, Upload((), 0, _LOAD_SECONDS)) as reply:
@@ -87,7 +87,7 @@ _TIMEOUT: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """The body of a request: its pieces, its size, and the seconds that the server may take."""
+    """The body of a request: its pieces, its size, and how many seconds the server may take."""
 
     pieces: Iterable[bytes]
     n_bytes: int
@@ -197,13 +197,13 @@ def read_key(base: str, variable: str) -> str:
 
 
 def not_ours(base: str, expected: str = "") -> OperatorError:
-    """Return the error for a response of another program; the message says what was `expected`."""
+    """Return the error for a response of another program; the message contains `expected`."""
     more = f": expected {expected}" if expected else ""
     return OperatorError(f"the server at {base} is not a semantic server{more}")
 
 
 def refusal(reply: Reply, what: str) -> SemanticError:
-    """Return the error for a failed response to the action `what`, in the server's words."""
+    """Return the error for a failed response: the server's message about the action `what`."""
     match json_object(reply):
         case {"error": {"message": str(said)}}:
             plain = "".join(c if c.isprintable() else " " for c in said[:_MOST_CHARACTERS])

@@ -1,6 +1,6 @@
-"""Activity of a server: the phases of its last requests, the figures of the last minutes, and the
-end of its answers on shutdown. The recorder observes the events that a route consumes anyway, at no
-cost per token. Keeps names and counts, never texts. Knows neither the engine nor the APIs."""
+"""Activity of a server: the phases of recent requests, the figures of the last minutes, and the end
+of answers on shutdown. The recorder observes the events that a route consumes anyway, at no cost
+per token. Keeps names and counts, never texts. Knows neither the engine nor the APIs."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Span:
 
 @dataclass(slots=True)
 class Savings:
-    """Prompt tokens of all answers since the Unix time `since`, the cached ones among them, and the
-    seconds that computing these would have taken at the mean speed of all earlier prompts."""
+    """Counts of all answers since the Unix time `since`: prompt tokens, cached prompt tokens, and
+    the seconds of prefill that the cache saved, at the mean speed of earlier prompts."""
 
     since: float
     prompt_tokens: int = 0
@@ -100,7 +100,7 @@ class Recorder:
 
     def spans(self, tenant: str | None, after: int = 0) -> list[Span]:
         """Return the requests of `tenant` that changed after version `after`. If `tenant` is None,
-        the requests are those of all tenants."""
+        return such requests of all tenants."""
         return [
             one
             for one in (*self._ended, *self._running)
@@ -108,8 +108,8 @@ class Recorder:
         ]
 
     def savings(self, tenant: str | None) -> tuple[Savings, Savings]:
-        """Return the savings of `tenant` since the server's start, and those of today; None means
-        all tenants. Today begins at midnight, or at the server's start if that was later."""
+        """Return two savings of `tenant`, or of all tenants if None: since the server's start, and
+        today. Today begins at midnight, or at the server's start if the server started later."""
         names = self._tenants if tenant is None else (tenant,)
         start, today = Savings(self.started), Savings(self._since_midnight())
         for name in names:
@@ -202,7 +202,7 @@ def _with_whole_reading(
     phases: list[tuple[PhaseName, float]], seconds: float
 ) -> list[tuple[PhaseName, float]]:
     """Return the phases with prefill beginning `seconds` before the first token: the engine reports
-    a first chunk only after computing it. Keeps the phases of a request with preemptions."""
+    a first chunk only after computing it. A request with preemptions keeps its phases."""
     names = [name for name, _ in phases]
     if "preempted" in names or "decoding" not in names or not seconds:
         return phases
@@ -311,8 +311,8 @@ class Watch:
         return self._clock()
 
     def require_room(self, tenant: str | None) -> None:
-        """Raise WireError if `tenant` already has `MOST_WATCHERS` streams open; None stands for all
-        operators together."""
+        """Raise WireError if `tenant` already has `MOST_WATCHERS` streams open; None means an
+        operator: all operators share the limit."""
         if self._watchers[tenant] >= MOST_WATCHERS:
             raise WireError(
                 HTTPStatus.TOO_MANY_REQUESTS,

@@ -341,8 +341,8 @@ def _check_action(request: Request, action: bytes) -> None:
 
 
 def _owner(request: Request, given: str | None) -> Tenant:
-    """Return the tenant of a request: its own, or the one that an operator names. Raises WireError
-    if a client without an operator's key names one, and FieldError if an operator names none."""
+    """Return the tenant of a request: the key's own, or `given` if an operator names one. Raises
+    WireError if another client names a tenant, and FieldError if an operator omits the tenant."""
     if given is not None:
         require_operator(request, "tenant")
         return TenantId(given)
@@ -352,7 +352,7 @@ def _owner(request: Request, given: str | None) -> Tenant:
 
 
 def _owner_of_archive(request: Request, given: str | None) -> Tenant:
-    """Return the same tenant as `_owner`, for actions that tenants may not take themselves. Raises
+    """Return the same tenant as `_owner`, for actions that only operators may take. Raises
     WireError for a tenant's key."""
     if settings_of(request).api_keys:
         require_operator(request, "exports and imports")
@@ -369,7 +369,7 @@ async def _uploaded(request: Request) -> AsyncIterator[bytes]:
 
 
 class _Download(StreamingResponse):
-    """A response with an archive. After a read error it is shorter than its stated length."""
+    """A response with an archive. A read error ends the body before its stated length."""
 
     def __init__(self, archive: AgentArchive) -> None:
         headers = {
@@ -389,7 +389,7 @@ class _Download(StreamingResponse):
 
 
 def _summary(agent: AgentSummary, tenant: Tenant = "") -> Mapping[str, object]:
-    """Return an agent as an entry of a list, with the id of its tenant if an operator named one."""
+    """Return an agent as an entry of a list; with the tenant's id if an operator sent that id."""
     return {
         "object": "agent",
         "id": agent.id,

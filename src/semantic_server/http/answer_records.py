@@ -1,6 +1,6 @@
 """Measurements of answers: a serving port that notifies observers, and reports of cache misses.
-Takes its measurements from events that a route consumes anyway. Stores figures, never text. Usage
-objects report cache misses in a member named `semantic`, which no client reads by accident."""
+Measures events that a route consumes anyway. Stores figures, never text. Usage objects report cache
+misses in a member named `semantic`, which no client reads by accident."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AnswerRecord:
     """Measurements of one answer; times are in seconds since its request. `model` is the model's id
     on a server with several models.
 
-    `ttft` is the time to the first piece, `gaps` are the times between pieces. `finish` is the
+    `ttft` is the time to the first piece, `gaps` has the times between pieces. `finish` is the
     finish reason, "cancelled" after a disconnect, "refused" for a rejected request. `unread_calls`
     counts texts that the model marked as tool calls but that were not calls.
     """
@@ -57,7 +57,7 @@ class AnswerRecord:
 
     @property
     def queue_time(self) -> float:
-        """Seconds before the first piece, minus prefill: in the queue or restoring blocks."""
+        """Seconds before the first piece without prefill: queueing and restoring blocks."""
         return max(0.0, (self.ttft or 0.0) - self.prefill)
 
     @property
@@ -74,7 +74,7 @@ class AnswerRecord:
 
 class Observer(Protocol):
     """Receives the progress of every answer, on the event loop: methods must not block. Subclasses
-    override the methods they need, and always `finished`."""
+    override `finished`, and other methods as needed."""
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
         """The engine accepted and queued the request."""
@@ -108,7 +108,7 @@ class InstrumentedServing:
         model: str = "",
         through: Callable[[Events], Events] = _unchanged,
     ) -> None:
-        """`model` is the model's id on a server with several. All events pass through `through`."""
+        """`model` is the model's id if the server has several. `through` wraps the event stream."""
         self._of = model
         self._through = through
         self._serving = serving
@@ -120,7 +120,7 @@ class InstrumentedServing:
         return self._serving.model
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """See `ServingPort.answer`. Any event may also raise an error from `through`."""
+        """See `ServingPort.answer`. The events may also raise errors of `through`."""
         timer = _AnswerTimer(self._observers, self._clock, self._of)
         try:
             async with (
@@ -238,7 +238,7 @@ def usage_extension(usage: Usage) -> dict[str, object]:
 
 
 def lost_tokens(match: MatchReport | None) -> LostTokens | None:
-    """Return the cache miss that `match` reports; None if it reports none."""
+    """Return the cache miss that `match` reports; None without a cache miss."""
     if match is None or match.lost is None:
         return None
     lost = match.lost

@@ -172,8 +172,7 @@ _REFERENCE: Final = "#/components/schemas/{model}"
 
 def documented(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
     """Return every status that a route may return, with `model` as the body. Refers to `model` by
-    name: given the class, FastAPI would build some 600 serializers while the first request
-    waits."""
+    name: for a class, FastAPI would build some 600 serializers while the first request waits."""
     body = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}
     return {status: {"content": body, "description": text} for status, text in STATUSES.items()}
 
@@ -338,7 +337,7 @@ def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:
 
 
 def large_bodies(settings: ServerSettings) -> LargeBodies:
-    """Return the limit on large bodies in memory at the same time."""
+    """Return the limiter of the memory that large bodies take at the same time."""
     return LargeBodies(_LARGE_BODIES * settings.max_body_bytes, settings.body_timeout)
 
 

@@ -1,5 +1,5 @@
-"""Connections of clients: a deadline for each phase, and which to close when there are too many.
-Knows bytes, clocks, addresses and the probes' paths, but no other routes and no keys."""
+"""Connections of clients: a deadline for each phase, and the order of closing when there are too
+many. Knows bytes, clocks, addresses and the probes' paths, but no other routes and no keys."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _FULL: Final = Problem(
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Timeouts in seconds for receiving headers and for sending, the most connections with a
-    request in progress, and the most of all connections. `max_open` is larger, so that connections
-    that wait for their clients leave room for requests and probes."""
+    """Timeouts in seconds for receiving headers and for sending. `max_requests` limits connections
+    with a request in progress, `max_open` all connections. `max_open` is larger, so that
+    connections that wait for their clients leave capacity for requests and probes."""
 
     header_timeout: float
     send_timeout: float
@@ -72,10 +72,10 @@ class Connections:
     """The open connections of a server by phase and peer, in the order in which they entered the
     phase.
 
-    When there are too many, the peer with the most connections in a phase loses its oldest one, so
-    a peer that opens many loses only connections of its own. On loopback or behind a proxy, all
-    connections belong to one peer, which loses its oldest one: an honest client's connection is the
-    oldest only for the moment in which it sends its request.
+    When there are too many, the peer with the most connections in a phase loses its oldest
+    connection, so a peer with many connections loses only its own. On loopback or behind a proxy,
+    all connections belong to one peer. An honest client's connection is the oldest only while it
+    sends its request.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -88,8 +88,8 @@ class Connections:
         self._warned = -_WARNING_SECONDS
 
     def opened(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Add a connection, closing another if need be. Returns False if that is impossible because
-        all others run requests."""
+        """Add a connection; at the limit, close another connection first. Returns False if every
+        other connection runs a request."""
         if len(self._phases) >= self.limits.max_open:
             self._warn(now)
             oldest = self._first_to_close(Phase.NO_REQUEST) or self._first_to_close(Phase.CLIENT)
@@ -100,18 +100,18 @@ class Connections:
         return True
 
     def moved(self, connection: DeadlineProtocol, phase: Phase, now: float) -> None:
-        """Record the phase of a connection; a closed one stays closed."""
+        """Record the phase of a connection; a closed connection stays closed."""
         if self._phases.get(connection, phase) is not phase:
             self._leave(connection)
             self._enter(connection, phase, now)
 
     def closed(self, connection: DeadlineProtocol) -> None:
-        """Forget a connection. Does nothing for an unknown one."""
+        """Forget a connection. Does nothing for an unknown connection."""
         if connection in self._phases:
             self._leave(connection)
 
     def may_run(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Return whether a request may run; closes a connection with a slow client if need be."""
+        """Return whether a request may run; at the limit, closes a slow client's connection."""
         if self._n_requests <= self.limits.max_requests:
             return True
         self._warn(now)
@@ -157,7 +157,7 @@ class Connections:
 
 
 def _crowd(connections: dict[DeadlineProtocol, float]) -> tuple[int, float]:
-    """Sort key of peers: the number of connections, then the age of the oldest."""
+    """Sort key of peers: the number of their connections, then the age of the oldest connection."""
     return len(connections), -next(iter(connections.values()))
 
 
@@ -296,7 +296,7 @@ class DeadlineProtocol(H11Protocol):
 
 
 def protocol_of(connections: Connections) -> type[DeadlineProtocol]:
-    """Return a class bound to `connections`: uvicorn creates its instances without arguments."""
+    """Return a class bound to `connections`: uvicorn creates protocols without arguments."""
     return type("LimitedProtocol", (DeadlineProtocol,), {"registry": connections})
 
 
@@ -314,7 +314,7 @@ def _network(address: str) -> str:
 
 
 def _response_bytes(problem: Problem) -> bytes:
-    """Return a complete response as bytes, for when the parser's state allows no other response."""
+    """Return a complete response as bytes, for a parser state that allows no other response."""
     body = json.dumps(openai_error(problem)).encode()
     status = HTTPStatus(problem.status)
     later = "" if problem.retry_after is None else f"retry-after: {problem.retry_after}\r\n"

@@ -32,8 +32,8 @@ MODEL_QUERY: Final = "model"
 @dataclass(slots=True)
 class ServerContext:
     """The state of one server. `serving`, `agents`, `models` and `embedding` are None until the
-    model has loaded. `models` stays None on a server with one model, `embedding` without an
-    embedding model.
+    model has loaded. `models` stays None on a server with one model, `embedding` stays None without
+    an embedding model.
 
     `memory` is the limit on the process's memory. `observers` see every answer. Any thread may call
     `figures` for the engine's current figures. `version` is the program's version. `watch` samples
@@ -87,7 +87,7 @@ def serving_of(request: Request, name: object = None) -> ServingPort:
 
 def embedding_of(request: Request) -> EmbeddingPort:
     """Return the embedding model. Raises OverloadedError while the model loads, and
-    ModelNotFoundError if the server has none."""
+    ModelNotFoundError if the server has no embedding model."""
     context = context_of(request)
     if context.serving is None:
         raise OverloadedError("the model is loading", retry_after=RETRY_SECONDS)
@@ -151,9 +151,9 @@ def event_stream(
     keep_alive: Callable[[], bytes] = heartbeat,
     media_type: str = "text/event-stream",
 ) -> Response:
-    """Return a response that streams `events`, with `keep_alive()` in every idle interval. The data
-    of both has the type `media_type`. A disconnect cancels `events` if it is waiting, and closes it
-    otherwise. The connection's send timeout disconnects a client that stops reading."""
+    """Return a response that streams `events`, with `keep_alive()` in every idle interval.
+    `media_type` is the type of the stream. A disconnect cancels a waiting `events`, and closes
+    `events` otherwise. The connection's send timeout disconnects a client that stops reading."""
     factory = cast("Callable[[], ServerSentEvent]", keep_alive)  # passes bytes through
     keep_alive_seconds = settings_of(request).keep_alive
     return EventSourceResponse(
@@ -177,8 +177,8 @@ async def until_disconnect(request: Request, work: Coroutine[object, object, T])
 
 
 class StartedStream(Generic[T]):
-    """A stream whose errors before the first item can still become HTTP errors. Iteration waits for
-    the first item if it has not arrived. `aclose` closes the generator even before iteration."""
+    """A stream whose errors before the first item can still become HTTP errors. Iteration first
+    waits for that item. `aclose` closes the generator even before iteration."""
 
     def __init__(self, first: asyncio.Future[T], rest: AsyncGenerator[T, None]) -> None:
         self._first: asyncio.Future[T] | None = first

@@ -100,7 +100,7 @@ class TooLargeError(WireError):
 def check_finished(end: AnswerEnd) -> None:
     """Raise WireError unless the answer is complete or reached `max_tokens`. The cause of a failure
     may disclose details of the machine, so only the log contains it, except for causes known to be
-    harmless. If a grammar fails, the request is at fault and would fail again."""
+    harmless. If a grammar fails, the request is at fault: a retry would fail too."""
     if end.reason == "cancelled":
         raise WireError(_CANCELLED, "the request was cancelled", code="cancelled")
     if end.reason == "error":
@@ -144,7 +144,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return the problem to report for `error`; unexpected errors all have one fixed text."""
+    """Return the problem to report for `error`; all unexpected errors share a fixed text."""
     match error:
         case WireError():
             found = Problem(error.status, str(error), error.param, error.code, error.retry_after)
@@ -226,7 +226,7 @@ def ollama_error(problem: Problem) -> dict[str, object]:
 
 
 def _is_ours(problem: Problem) -> bool:
-    """Return whether the client is not at fault: the server failed or cancelled the request."""
+    """Return whether the server is at fault: the server failed or cancelled the request."""
     return problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR or problem.status == _CANCELLED
 
 
@@ -314,7 +314,7 @@ def _of_the_system(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return all methods of the path; the router reports only those of its first matching route."""
+    """Return all methods of the path; the router reports only its first matching route's."""
     return [
         method
         for method in _METHODS

@@ -44,7 +44,7 @@ _NOTHING: Final[Json] = {}
 
 
 def tenant_of(request: Request) -> str:
-    """Return the API key's tenant; "" if the server has no keys. Raises WireError for operators."""
+    """Return the API key's tenant; "" on a server without keys. Raises WireError for operators."""
     if is_operator(request):
         raise WireError(
             HTTPStatus.FORBIDDEN,
@@ -68,7 +68,7 @@ def is_operator(request: Request) -> bool:
 
 
 def require_operator(request: Request, what: str) -> None:
-    """Raise WireError unless the request has an operator's key; `what` is what needs the key."""
+    """Raise WireError unless the request has an operator's key; `what` names the refused action."""
     if not is_operator(request):
         raise WireError(
             HTTPStatus.FORBIDDEN,
@@ -97,7 +97,7 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
 
 
 def identity_of(request: Request, body: Mapping[str, object]) -> Identity | None:
-    """Return the identity that the client sends without configuration; None if it sends none."""
+    """Return the identity that the client sends without configuration; None without an identity."""
     return read_identity(header_texts(request.headers), body)
 
 
@@ -107,7 +107,7 @@ def header_texts(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Return the identity in `headers` (lower-case names) and `body`; None if they contain none."""
+    """Return the identity in `headers` (lower-case names) and `body`; None without an identity."""
     for read in _READERS:
         found = read(headers, body)
         if found is not None:
@@ -116,7 +116,7 @@ def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read Claude Code's identity. Each subagent has an id; only nested ones send a parent's id."""
+    """Read Claude Code's identity. Each subagent has an id, a nested one also its parent's id."""
     session = _tag(headers.get("x-claude-code-session-id")) or _session_of_user_id(body)
     if session is None:
         return None
@@ -247,7 +247,7 @@ def _object(value: object) -> Json:
 
 
 def _parsed(text: object) -> Json:
-    """Return the JSON object that `text` encodes; an empty one for anything else."""
+    """Return the JSON object that `text` encodes; an empty object for any other text."""
     if not isinstance(text, str) or len(text) > _LONGEST_JSON:
         return _NOTHING
     try:
@@ -341,7 +341,7 @@ def _too_many(own: int) -> Problem:
 
 
 def presented_keys(headers: Headers) -> list[str]:
-    """Return a request's keys from both headers, because some clients send a stale key in one."""
+    """Return a request's keys from both headers, because one of the two may contain a stale key."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if kind.lower() == "bearer" else ""
     return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]
@@ -358,7 +358,7 @@ class ApiKeys:
         return len(self._tenants)
 
     def tenant(self, presented: str) -> str | None:
-        """Return the tenant of a key; None if unknown. Compares each key in constant time."""
+        """Return a key's tenant; None for an unknown key. Compares each key in constant time."""
         digest = _digest(presented)
         found = None
         for known, tenant in self._tenants.items():

@@ -136,7 +136,7 @@ def read_public_prefix(path: Path) -> Chat:
 
 
 def build_validators() -> None:
-    """Build the validators of bodies before the first request, in 0.1 seconds. Thread-safe."""
+    """Build the validators of bodies (in 0.1 seconds) before the first request. Thread-safe."""
     validators()
     chat_adapter()
     completion_adapter()

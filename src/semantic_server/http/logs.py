@@ -128,7 +128,7 @@ _ENTRY: Final = "request_line"
 
 
 class RequestLogEntry(Observer):
-    """The log entry of one request, which may have several answers."""
+    """The log entry of one request, whose answers are one or several."""
 
     def __init__(self) -> None:
         self._records: list[AnswerRecord] = []
@@ -138,7 +138,7 @@ class RequestLogEntry(Observer):
         self._records.append(record)
 
     def fields(self) -> LogFields:
-        """Return fields over all answers: summed tokens, maximum times, the largest cache miss."""
+        """Return the entry's fields: summed tokens, the longest times, the largest cache miss."""
         if not self._records:
             return {}
         usages = [record.usage for record in self._records]

@@ -196,7 +196,7 @@ class _EngineCollector(Collector):
             yield from _of_memory(figures.memory)
 
     def describe(self) -> Iterator[Metric]:
-        """Yield nothing: registration must not read the engine."""
+        """Yield nothing: registering the metrics must not read the engine."""
         yield from ()
 
     def _by_model(self, figures: Figures | None) -> Mapping[str, EngineFigures]:

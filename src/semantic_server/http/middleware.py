@@ -77,8 +77,8 @@ class RequestLimitsMiddleware:
     """Replies 431 to too many header fields, 413 to a large body, 408 to a slow one.
 
     Replies 505 to anything but HTTP/1, and 415 to an encoding outside `_ENCODINGS`. Counts a body
-    without Content-Length while it arrives, and a compressed one while decoding. For `UPLOADS`,
-    each MiB may take as long as the whole body of another route, and the size has no limit here.
+    without Content-Length while it arrives, and a compressed body while decoding. For `UPLOADS`,
+    each MiB may take as long as another route's whole body, and this class sets no size limit.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
@@ -133,7 +133,7 @@ def _is_upload(scope: Scope) -> bool:
 
 
 class _LimitedBody:
-    """A request body with a size limit and a deadline; beyond either, `receive` raises WireError.
+    """A request body with a size limit and a deadline; `receive` raises WireError beyond a limit.
     An upload has no size limit, and a new deadline for each of its steps."""
 
     def __init__(self, receive: Receive, settings: ServerSettings, *, is_upload: bool) -> None:
@@ -318,8 +318,8 @@ class HostMiddleware:
 
 
 def _in_origin_form(scope: Scope) -> Scope:
-    """Turn a request for http://HOST/PATH, the form for proxies, into a request for PATH at that
-    HOST, ignoring the Host header (RFC 9112, 3.2.2)."""
+    """Turn a request for http://HOST/PATH, the form for proxies, into a request for PATH with HOST
+    as host, ignoring the Host header (RFC 9112, 3.2.2)."""
     scheme, mark, rest = scope["path"].partition("://")
     if not mark or scheme.lower() not in ("http", "https"):
         return scope

@@ -239,7 +239,7 @@ async def show_as_lm_studio(request: Request, model_id: str) -> LmStudioModel:
 
 
 def is_loaded(status: ModelStatus | None) -> bool:
-    """Return whether a model with this state is in memory; None stands for one that always is."""
+    """Return whether a model with this state is in memory; None means always loaded."""
     return status is None or status.state == "loaded"
 
 

@@ -1,11 +1,11 @@
 """Anthropic's messages, tools and tool choice, translated to the domain's.
 
-A text and a list with one text block are equivalent, `cache_control` has no effect, and messages of
-role "system" keep their position, so a request's prompt begins like that of the previous request.
-The signature of a thinking block authenticates nothing: clients return it unread. If the reply
-omits a block's text at the client's request, the signature carries the text, so that the next
-prompt can contain it. Knows which tools work only on Anthropic's own servers, but not how a
-template renders a tool.
+A text and a list with one text block are equivalent. `cache_control` has no effect. Messages of
+role "system" keep their position, so a prompt begins like the previous request's prompt. The
+signature of a thinking block authenticates nothing: clients return it unread. If the reply omits a
+block's text at the client's request, the signature carries the text, so that the next prompt can
+contain it. Knows which tools work only on Anthropic's own servers, but not how a template renders a
+tool.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def signature_with_text(thought: str) -> str:
 
 
 def thinking_text(shown: str, signature: str) -> str:
-    """Return the text of a thinking block that a client sent back: `shown`, or if that is empty,
-    the text in the signature."""
+    """Return the text of a thinking block that a client sent back: `shown`, or the text in
+    `signature` if `shown` is empty."""
     if shown or not signature.startswith(_TEXT):
         return shown
     try:
@@ -106,7 +106,7 @@ class ConversationReader:
     def _message(
         self, message: Mapping[str, object], path: str, *, passed: bool
     ) -> Iterator[Message]:
-        """Yield the domain's messages for `message`; if `passed`, a user's message follows it."""
+        """Yield the domain's messages for `message`; `passed`: a user's message follows later."""
         role = message.get("role")
         match role:
             case "user":

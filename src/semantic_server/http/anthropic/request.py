@@ -137,8 +137,8 @@ _EFFORTS: Final = {"xhigh": "high", "max": "high"}
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
     """A parsed request for a message. `max_tokens` is 0 to compute only the prompt.
-    `thinking_tokens` is the thinking budget; None if there is none. With `omit_thinking`, thinking
-    blocks have no text. With `report_context_edits`, the reply lists the applied context edits."""
+    `thinking_tokens` is the thinking budget; or None. With `omit_thinking`, thinking blocks have no
+    text. With `report_context_edits`, the reply lists the applied context edits."""
 
     chat: Chat
     sampling: SamplingParams

@@ -63,8 +63,8 @@ Json = dict[str, object]
 
 
 class _Input:
-    """The input of a tool call, sent as its arguments arrive: always the beginning of an object. If
-    the arguments turn out not to be an object, their text becomes a field of the input."""
+    """The input of a tool call, sent as the call's arguments arrive: always the beginning of an
+    object. If the arguments are not an object, their text becomes a field of the input."""
 
     def __init__(self) -> None:
         self._object = ObjectText()
@@ -194,7 +194,7 @@ class MessageWriter:
         return self._grow(text, "input_json_delta", "partial_json") if text else []
 
     def _stop_block(self, *, cut: bool = False) -> list[Json]:
-        """End the open block; `cut` says that the answer's end may have cut the block."""
+        """End the open block; `cut` is True if the answer may have ended inside the block."""
         if not self._open:
             return []
         self._open = False
@@ -284,10 +284,10 @@ def usage_at_start(prompt_tokens: int) -> dict[str, object]:
 def usage_of(usage: Usage, *, answered: bool = True) -> dict[str, object]:
     """Return the usage of a complete answer. `answered` is False if the reply omits its content.
 
-    A prompt has three parts that add up: the tokens read from the cache, the tokens written to it,
-    and the rest after the last cacheable position, here the last block boundary. The last token is
-    never written to the cache, so `input_tokens` is at least 1: for some clients 0 means a missing
-    value, which they replace by the value from the start.
+    A prompt has three parts that add up: the tokens read from the cache, the tokens written to the
+    cache, and the tokens after the last cacheable position, here the last block boundary. The last
+    token is never written to the cache, so `input_tokens` is at least 1: some clients take 0 for a
+    missing value and use the value from the start instead.
     """
     whole_blocks = (usage.prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     created = max(0, whole_blocks - usage.cached) if usage.kept else 0

@@ -58,8 +58,8 @@ class MessageBody(MessageCreateParams, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """One validator per type. The validators of bodies skip the elements of lists; other validators
-    check one element each, so that errors name the element."""
+    """One validator for each type. Validators of bodies skip the elements of lists. Each element
+    has a validator of its own, so that errors name the element."""
 
     create: TypeAdapter[MessageBody]
     count: TypeAdapter[MessageCountTokensParams]
@@ -89,7 +89,7 @@ def validators() -> Validators:
 
 
 def _strict(kind: type[T]) -> TypeAdapter[T]:
-    """Return a validator that converts nothing, at any depth: a text is not a number."""
+    """Return a validator that converts nothing, at any depth: it refuses a text for a number."""
     own = with_config(ConfigDict(strict=True))(new_class(kind.__name__, (kind,)))
     return TypeAdapter(cast("type[T]", own))
 
