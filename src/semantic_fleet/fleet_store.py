@@ -1,5 +1,5 @@
-"""A fleet's object store: opens the stores that processes share, makes a pass of the janitor, and
-deletes a tenant. Imports adapters inside functions. Knows no engine."""
+"""A fleet's object store: opens the stores that processes share, runs the janitor once, and deletes
+a tenant. Imports adapters inside functions. Knows no engine."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _SHARING = threading.Lock()
 
 class FleetStore:
     """Implements `SharedStorePort` with an object store. All stores of a process with the same URL
-    and credentials share a connection, and with it the circuit breaker and the log of outages. So a
-    request waits only once for a hanging store."""
+    and credentials share a connection, its circuit breaker and its log of outages. So a request
+    waits only once for a store that hangs."""
 
     def __init__(self, url: str, secret: bytes, max_bytes: int | None = None) -> None:
         """See `OpensShared`."""
@@ -57,8 +57,8 @@ class FleetStore:
         self.objects = objects
 
     def blocks(self) -> RemoteStore:
-        """See `SharedStorePort.blocks`. With a budget, starts a janitor on a connection of its
-        own."""
+        """See `SharedStorePort.blocks`. With a budget, starts a janitor, which has its own
+        connection."""
         from semantic_fleet.objects.remote_store import RemoteStore
 
         if self._max_bytes is None:
@@ -116,8 +116,8 @@ def _new_objects(url: str, notify: Callable[[str], None] | None = None) -> Objec
 
 
 def try_objects(objects: Objects) -> float:
-    """Write, read, list and delete an object; return the seconds that it took. Raises StoreError if
-    the store misbehaves, and the same errors as the methods of `objects`."""
+    """Write, read, list and delete an object; return how many seconds this took. Raises StoreError
+    if the store misbehaves, and the same errors as the methods of `objects`."""
     path, data = f"probes/{os.urandom(8).hex()}", os.urandom(64)
     started = time.monotonic()
     was_new = objects.create(path, data)

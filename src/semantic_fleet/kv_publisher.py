@@ -2,10 +2,10 @@
 
 Implements `BlockObserver`: changes wait in a bounded queue, and one thread sends them. A message is
 `topic, number, payload`. Numbers are 8 bytes, big-endian, without gaps, so a subscriber notices
-missed messages and requests them at the second socket. A payload is the msgpack encoding of an
-array `[time, events, rank]`; each event is a map with its name at "type". Fields have vLLM's names;
-events omit the fields that vLLM omits by default. After the queue overflows, the thread publishes
-all stored blocks again. Knows sockets, not why blocks come and go.
+missed messages and requests the messages again at the second socket. A payload is the msgpack
+encoding of an array `[time, events, rank]`; each event is a map with its name at "type". Fields
+have vLLM's names; events omit the fields that vLLM omits by default. After the queue overflows, the
+thread publishes all stored blocks again. Knows sockets, not why the tiers change.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MEDIA: Final = {Tier.MEMORY: "CPU", Tier.DISK: "STORAGE"}
 
 
 class BlockStored(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A run of stored blocks, each the parent of the next, with the tokens of all blocks."""
+    """Stored blocks, each the parent of the next, with the tokens of all these blocks."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -96,7 +96,7 @@ def encoded(time: float, events: Sequence[Event]) -> bytes:
 
 
 def events_of(changes: Sequence[Change]) -> list[Event]:
-    """Return `changes` as events, in order; a chain's consecutive blocks make one event, as do
+    """Return `changes` as events, in order. Consecutive blocks of a chain make one event; so do
     consecutive removals."""
     runs: list[list[Change]] = []
     for change in changes:
@@ -233,7 +233,7 @@ class KVPublisher:
         return is_taken
 
     def _wake(self) -> None:
-        """Wake the thread. Call with `_changed` held."""
+        """Wake the sending thread. The caller holds the lock `_changed`."""
         if not self._is_awake:
             self._is_awake = True
             self._wakes.send(b"\0")
@@ -304,7 +304,7 @@ class KVPublisher:
             self._send(events_of(some))
 
     def _all_stored(self) -> Iterator[Change]:
-        """Yield each chain from its beginning, as far as the tiers taken together have it."""
+        """Yield the blocks of each chain from its beginning, as far as any tier has the blocks."""
         roots = {root for one in self._tiers.values() for root in one.roots(self._namespace or b"")}
         waiting = [header for root in roots for header in self._after(root)]
         run: list[BlockHeader] = []
@@ -323,7 +323,7 @@ class KVPublisher:
         return list({one.link.hash: one for one in found if one.is_whole_block}.values())
 
     def _of_each_tier(self, run: Sequence[BlockHeader]) -> Iterator[Change]:
-        """Yield `run` for each tier that has it; in each tier, parents come before children."""
+        """Yield a change for each block of `run` and tier that has it, parents before children."""
         keys = [header.key for header in run]
         found = {tier: one.find(keys) for tier, one in self._tiers.items()}
 
@@ -351,7 +351,7 @@ class KVPublisher:
         return came
 
     def _answer_replay(self) -> None:
-        """Send a subscriber all kept messages from the requested number on; ignore bad requests."""
+        """Send a subscriber the kept messages from its requested number on; ignore bad requests."""
         asked = self._replays.recv_multipart()
         if len(asked) != len(("client", "", "number")) or len(asked[2]) != _NUMBER_BYTES:
             return

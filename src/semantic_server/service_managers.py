@@ -40,7 +40,7 @@ class ServiceState:
 
 
 class ServicePort(Protocol):
-    """A manager of services of one user: systemd or launchd."""
+    """The service manager of one user: systemd or launchd."""
 
     def text(self, service: Service) -> str:
         """Return the service file's text. Raises InvalidRequestError for control characters."""
@@ -48,9 +48,9 @@ class ServicePort(Protocol):
     def install(self, service: Service) -> bool:
         """Write the file and start the service; return whether the file changed.
 
-        Restarts a service that runs with another text. The file always has either the old text or
-        the new one. Raises OperatorError if the file is another program's, if the write fails, and
-        if the manager does not start the service.
+        Restarts a running service whose file changed. Replaces the file atomically. Raises
+        OperatorError if the file is another program's, if the write fails, and if the manager does
+        not start the service.
         """
 
     def uninstall(self) -> bool:
@@ -145,7 +145,7 @@ MARK: Final = "Written by `semantic service install`; `semantic service uninstal
 
 
 def read_file(path: Path) -> str | None:
-    """Return the text of this program's file; None if there is none. Raises OperatorError for
+    """Return the text of this program's file; None if the file is missing. Raises OperatorError for
     another program's file."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -283,7 +283,7 @@ def _systemctl(host: HostPort, *arguments: str) -> Ended:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word of a command for a line of a unit, without any expansion."""
+    """Quote a word of a command for a line of a unit, so that systemd expands nothing."""
     for special, plain in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         word = word.replace(special, plain)
     return f'"{word}"'

@@ -126,12 +126,12 @@ class ReplicaOptions:
 
     @property
     def most(self) -> int:
-        """The most replicas that can run."""
+        """The largest number of replicas that can run."""
         return self.max_replicas or self.replicas
 
     @property
     def per_machine(self) -> int:
-        """The most replicas that run on one machine."""
+        """The largest number of replicas that run on one machine."""
         return self.replicas_per_machine or (self.most if self.ray_address is None else 1)
 
 
@@ -190,7 +190,7 @@ TABLE: Final = CommandTable(
 
 
 def check_fleet(settings: ServerSettings, fleet: ReplicaOptions) -> None:
-    """Raise InvalidRequestError for settings that a fleet cannot have, before anything starts."""
+    """Raise InvalidRequestError for settings that a fleet does not support. Starts nothing."""
     require_keys(settings)
     if fleet.most < fleet.replicas:
         raise InvalidRequestError(
@@ -214,8 +214,8 @@ def check_fleet(settings: ServerSettings, fleet: ReplicaOptions) -> None:
 
 
 def plan_of(settings: ServerSettings, fleet: ReplicaOptions) -> FleetPlan:
-    """Return the plan to run. Raises InvalidRequestError without a home folder and without
-    --store.
+    """Return the plan of the fleet to run. Raises InvalidRequestError without a home folder and
+    without --store.
     """
     from semantic_fleet.replicas.ray_cluster import FleetPlan
 
@@ -258,7 +258,7 @@ def _print_ready(where: str, settings: ServerSettings, fleet: ReplicaOptions) ->
 
 
 def _take_signals_back() -> None:
-    """Restore the signal handlers from before Ray started: Ray's own print a stack each time."""
+    """Restore the signal handlers from before Ray's start: Ray's handlers print stacks."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.getsignal(number))
 

@@ -1,5 +1,5 @@
 """The server of a replica: the application of `semantic serve` in a Ray process, without a socket.
-Receives complete settings. Knows neither Ray nor which of the replicas it serves."""
+Receives complete settings. Does not know Ray or the other replicas."""
 
 from __future__ import annotations
 

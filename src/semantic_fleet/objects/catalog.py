@@ -47,7 +47,7 @@ _MOST_SCOPES = 1 << _SCOPE_BITS
 
 
 class Known(NamedTuple):
-    """Size, scope and depth of a body; `before` is the name of the full block that it follows."""
+    """Size, scope and depth of a body; `before` is the name of the full block before the body."""
 
     n_bytes: int
     scope: Scope
@@ -56,7 +56,7 @@ class Known(NamedTuple):
 
 
 class BodyTable:
-    """Records of at most `max_bytes` in total. Not thread-safe."""
+    """A table of bodies, one record each, which takes at most `max_bytes`. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._most = max(1, max_bytes // ENTRY_BYTES // GENERATIONS)
@@ -68,7 +68,7 @@ class BodyTable:
         return sum(map(len, self._generations))
 
     def add(self, header: BlockHeader, n_bytes: int) -> None:
-        """Record a body, used now. Ignores the body if its scope is beyond the 65536th."""
+        """Record a body, used now. Ignores bodies of scopes beyond the 65,536th."""
         scope = header.link.scope
         number = self._numbers.setdefault(scope, len(self._scopes))
         if number == len(self._scopes):
@@ -152,7 +152,7 @@ class Tally(Counts):
 
     @contextmanager
     def misses(self, name: str = "unavailable") -> Iterator[None]:
-        """Swallow a failure of the object store in the `with` block, and count it as `name`."""
+        """Swallow a failure of the object store in the `with` block; count a failure as `name`."""
         try:
             yield
         except (UnavailableError, FileNotFoundError):
@@ -179,7 +179,7 @@ class KnownBody:
         return self._n_bytes
 
     def wait(self) -> memoryview:
-        """Raise OSError: the body is not here, but its header locates it. See
+        """Raise OSError: this process has only the size; the body's header locates the body. See
         `DeferredBody.wait`.
         """
         raise OSError("the body is in the object store")
@@ -187,14 +187,14 @@ class KnownBody:
 
 class Catalog:
     """Bodies and manifests that this process knows in the object store. Thread-safe. For a body
-    that a chain of full blocks names, the catalog keeps only the size. It keeps other headers and
-    manifests whole, because lookups need their tokens. It also keeps the headers of a few hundred
-    recent bodies in chains, for prompts that share only the first tokens of a block."""
+    that a chain of full blocks names, the catalog keeps only the size. The catalog keeps other
+    headers and manifests whole, because lookups need their tokens. It also keeps a few hundred
+    recent headers in chains, for prompts that share only a block's first tokens."""
 
     def __init__(
         self, max_bytes: int, secret: bytes, is_forgotten: Callable[[Hashable], bool]
     ) -> None:
-        """Ignore a BlockKey or AgentName for which `is_forgotten` is true: its deletion is due."""
+        """Ignore a BlockKey or AgentName if `is_forgotten` is true: a deletion is pending."""
         for_tails, for_recent = (max(1, int(max_bytes * part)) for part in (_TAILS, _RECENT))
         self._tails = MemoryStore(for_tails, secret=secret, counts_bodies=False)
         self._recent = MemoryStore(for_recent, secret=secret, counts_bodies=False)
@@ -270,7 +270,7 @@ class Catalog:
         self._recent.touch(keys)
 
     def place(self, key: BlockKey) -> tuple[Scope, BlockHash | None] | None:
-        """Return the scope of a body, and for a tail the block before it; None if unknown."""
+        """Return a body's scope, and a tail's previous block. None for an unknown body."""
         tail = self._tails.header(key)
         if tail is not None:
             return tail.link.scope, tail.link.parent
@@ -279,7 +279,7 @@ class Catalog:
         return None if known is None else (known.scope, None)
 
     def lineage(self, key: BlockKey) -> Iterator[tuple[int, int]]:
-        """Yield name and depth of a body (see `names`), then of each known full block before it."""
+        """Yield name (see `names`) and depth of a body, then of each known full block before it."""
         name, tail = name_of_body(key), self._tails.header(key)
         if tail is not None:
             yield name, depth_of(tail)
@@ -340,9 +340,9 @@ class Catalog:
 
 
 class Notices:
-    """The notices of one process: its uses of objects, and the janitor's evictions. Thread-safe;
-    counts failures of the object store. A use of a block is a use of all blocks before it, so no
-    block has a later use than its parent. Knows no encoding of uses and evictions."""
+    """Exchanges notices with the janitor for one process: sends its uses, receives evictions.
+    Thread-safe; counts failures of the object store. A use of a block is a use of all blocks before
+    it, so no block has a later use than its parent. Does not know how notices are encoded."""
 
     def __init__(
         self,
@@ -390,7 +390,7 @@ class Notices:
         self._write_in_time()
 
     def record_agent(self, manifest: Manifest) -> None:
-        """Record a use of an agent and all its blocks; the janitor evicts the agent first."""
+        """Record a use of an agent and all its blocks; the janitor evicts the manifest first."""
         entry = manifest_entry(agent_key(manifest.scope, manifest.agent_id), manifest.generation)
         self._uses.add(name_of(entry.name), 2 * len(manifest.token_ids) + 2)
         links = manifest.scope.chain(manifest.token_ids)
@@ -405,7 +405,7 @@ class Notices:
             self._uses.write()
 
     def _write_in_time(self) -> None:
-        """Write the log of uses now if it is due, or else schedule that."""
+        """Write the log of uses if its time has come; else schedule the write."""
         left = self._uses.seconds_left
         if left == 0:
             with self._tally.misses():

@@ -1,13 +1,13 @@
 """Janitor: keeps a fleet's objects within a budget; evicts the least recently used.
 
-A pass lists the store twice: first to add up each tenant's bytes and their uses, then to delete. In
-between it holds `OBJECT_BYTES` for each object and no paths. Objects written or used meanwhile
-stay. Only the holder of the lease deletes. The holder renews the lease right before each batch, so
-a process that slept notices that it lost the lease. To readers, an evicted object is a miss.
+A pass lists the store twice: first to add up each tenant's bytes and their uses, then to delete.
+From the first list it keeps `OBJECT_BYTES` for each object. Objects used during the pass stay. Only
+the holder of the lease deletes. The holder renews the lease right before each batch, so a process
+that slept notices that it lost the lease. To readers, an evicted object is a miss.
 
 Evicts the objects of deleted tenants first, then objects of the largest tenants, as the disk quota
-does, down to `TARGET` of the budget. Turns and responses have a share of their own: they are small
-and worth more. This machine's clock decides no eviction. Knows names and sizes, not contents.
+does, down to `TARGET` of the budget. Turns and responses have their own share: they are small and
+worth more. This machine's clock decides no eviction. Knows names and sizes, not contents.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _OWN = re.compile(rf"({LOGS}|{EVICTED}|{TENANTS}|janitor)/.+")
 
 
 class Group(NamedTuple):
-    """Objects that share an order of eviction: a tenant's blocks and manifests, or its records."""
+    """Objects in one order of eviction: a tenant's blocks and manifests, or its records."""
 
     tenant: str
     is_record: bool
@@ -61,7 +61,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A candidate for eviction. `name` is its name in `uses`, `used` is the result of `used_at`."""
+    """A candidate for eviction. `name` is the id in `uses`, `used` is the result of `used_at`."""
 
     path: str
     n_bytes: int
@@ -74,7 +74,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a pass: `n_bytes` remain in use, of at most `max_bytes`."""
+    """The result of a pass: `n_bytes` are still in use; the budget is `max_bytes`."""
 
     n_objects: int
     n_bytes: int
@@ -97,7 +97,7 @@ def _size(n_bytes: int) -> str:
 
 
 def read_report(objects: Objects) -> Report | None:
-    """Return the report of the last pass; None if there is none. Raises UnavailableError."""
+    """Return the report of the last pass; None before the first pass. Raises UnavailableError."""
     try:
         found = json.loads(bytes(objects.get(REPORT)))
         return Report(**found)
@@ -106,7 +106,7 @@ def read_report(objects: Objects) -> Report | None:
 
 
 class _Sizes:
-    """The sizes of a group's objects in the order of their uses, 16 bytes each."""
+    """The sizes of a group's objects, sorted by last use; 16 bytes per object."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
@@ -120,8 +120,8 @@ class _Sizes:
             self._sort()
 
     def oldest(self, n_bytes: int) -> int:
-        """Return the use up to which the oldest objects have at least `n_bytes` in all; 0 if
-        `n_bytes` is 0."""
+        """Return the last use of the newest object to evict so that the oldest objects free at
+        least `n_bytes`; 0 if `n_bytes` is 0."""
         self._sort()
         last = 0
         for used, size in heapq.merge(*(zip(*one, strict=True) for one in self._sorted)):
@@ -138,13 +138,13 @@ class _Sizes:
 
 
 class StoppedError(Exception):
-    """The pass ended on request."""
+    """A caller stopped the pass."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)  # repr=False: it holds a secret
 class Janitor:
-    """Passes over one object store, for the holder of a lease. Not thread-safe. `secret` is the
-    fleet's, 32 bytes. Stopping a pass makes it raise StoppedError."""
+    """Makes passes over one object store, for the holder of a lease. Not thread-safe. `secret` is
+    the fleet's secret, 32 bytes. A stopped pass raises StoppedError."""
 
     _objects: Objects
     _secret: bytes
@@ -153,7 +153,7 @@ class Janitor:
     _stopped: Callable[[], bool] = lambda: False
 
     def run(self) -> Report:
-        """Make one pass. Raises UnavailableError, and LostLeaseError without the lease."""
+        """Make one pass. Raises UnavailableError, or LostLeaseError without the lease."""
         self._lease.renew()
         reader = UseReader(self._objects, self._secret)
         table = reader.table(self._keep)
@@ -189,7 +189,7 @@ class Janitor:
             yield from page
 
     def _dead(self, folders: Mapping[str, set[str]]) -> frozenset[str]:
-        """Return the folders without a current key; `folders` are the listed ones by tenant."""
+        """Return the folders without a current key; `folders` has each tenant's listed folders."""
         pages = self._objects.pages(TENANTS)
         known = {one.path.rsplit("/", 1)[-1] for page in pages for one in page}
         doubtful = [one for one in folders if one not in known or len(folders[one]) > 1]
@@ -204,8 +204,8 @@ class Janitor:
         last: Mapping[Group, int],
         spared: frozenset[int],
     ) -> Counter[str]:
-        """Delete objects in `dead` folders, and those not `spared` whose last use is not after
-        their group's in `last`; return their number by kind."""
+        """Delete objects in `dead` folders, and objects last used no later than their group's entry
+        in `last`, except names in `spared`. Return the number of deleted objects by kind."""
         done: Counter[str] = Counter()
         victims: list[Item] = []
         for one in self._listed():
@@ -222,7 +222,7 @@ class Janitor:
         return done
 
     def _delete(self, victims: Sequence[Item], done: Counter[str]) -> None:
-        """Delete in the order of uses, so that a chain always keeps its beginning."""
+        """Delete `victims` in the order of their uses, so that a chain keeps its beginning."""
         ordered = sorted(victims, key=lambda item: item.used)
         for start in range(0, len(ordered), PAGE):
             batch = ordered[start : start + PAGE]
@@ -244,7 +244,7 @@ class Janitor:
 
 
 class BackgroundJanitor:
-    """A thread that holds the lease unless another process has it, and makes passes."""
+    """A thread that makes passes while it holds the lease, unless another process has the lease."""
 
     def __init__(
         self,
@@ -325,7 +325,7 @@ class BackgroundJanitor:
 
 
 def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, int]:
-    """Return, for each group that must shrink, the last use to evict so that all groups fit in
+    """Return the last use to evict for each group that must shrink, so that all groups fit in
     `room` bytes."""
     room = max(0, room)
     sizes = {group: one.n_bytes for group, one in groups.items()}
@@ -341,7 +341,7 @@ def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, i
 
 
 def seconds_to_fill(before: float, last: Report, report: Report, now: float) -> float:
-    """Return the seconds until the budget is full, at the growth since the last pass."""
+    """Return the seconds until the budget is full, if it grows as it did since the last pass."""
     grown = report.n_bytes + report.freed_bytes - last.n_bytes
     room = max(0, report.max_bytes - report.n_bytes)
     return room * (now - before) / grown if grown > 0 else float("inf")

@@ -1,4 +1,4 @@
-"""Lease: gives one process at a time an exclusive right to an object store, whatever clocks say.
+"""Lease: gives one process at a time an exclusive right to an object store, despite wrong clocks.
 
     janitor/lease/NUMBER   one renewal by the holder; an empty object is a free lease
 
@@ -73,15 +73,15 @@ class Lease:
 
     def renew(self) -> None:
         """Renew the lease right before an action that only its holder may take. Raises
-        LostLeaseError if another process has it, or if this call took over half the period: one
-        object store call must still fit before other processes take over."""
+        LostLeaseError if another process has the lease, or if this call took over half the period:
+        one more object store call must fit before other processes take over."""
         if not self._follow(self.number):
             raise LostLeaseError("another process took the lease over")
         if self._clock() - self._renewed >= self._period / 2:
             raise LostLeaseError("renewing the lease took too long")
 
     def keep(self) -> None:
-        """Call `renew` if a renewal is due. Long work must call this from time to time."""
+        """Call `renew` if a renewal is due. Call `keep` from time to time during long work."""
         if self._clock() - self._renewed >= self._period / RENEWALS:
             self.renew()
 
@@ -92,9 +92,9 @@ class Lease:
             self._own = None
 
     def _follow(self, number: int, contents: bytes = b"held") -> bool:
-        """Create the lease after `number`; return False if another process was first. A process
-        that slept may create a number that others created and deleted. In that case a higher number
-        exists."""
+        """Create the lease after `number`; return False if another process was first. After a
+        sleep, the process may create a number that other processes created and deleted. In that
+        case a higher number exists."""
         begun, own = self._clock(), number + 1
         self._own = None
         if not self._objects.create(_path(own), contents):

@@ -43,7 +43,7 @@ class Manifests:
         self._vault = vault
 
     def newest(self, scope: Scope, agent_id: str) -> Listed | None:
-        """Return the object of the newest manifest (see `generation_of`); None if there is none."""
+        """Return the object of the newest manifest (see `generation_of`); None if it is missing."""
         listed = self._objects.listed(self._folder(scope).agent(agent_id), PAGE)
         return max(listed, key=generation_of, default=None)
 
@@ -56,8 +56,8 @@ class Manifests:
         return decode_manifest(contents, key, generation).manifest
 
     def save(self, manifest: Manifest, before: int) -> Manifest | None:
-        """Write the generation after `before` and after all stored ones; return it. None if other
-        writers were faster each time."""
+        """Write the generation after `before` and after all stored generations; return that
+        manifest. None if other writers were faster each time."""
         newest = self.newest(manifest.scope, manifest.agent_id)
         first = 1 + max(before, 0 if newest is None else generation_of(newest))
         for generation in range(first, first + _GENERATIONS):
@@ -87,11 +87,11 @@ class Manifests:
 class Ends:
     """The partial blocks at the ends of agents' turns in one object store. Thread-safe.
 
-    The agent's next saved turn deletes these blocks if it has ends of its own, which contain the
-    same keys and values and have their own checkpoints. Turns of several agents may have the same
-    end, as a fork and its source do. A turn that ends with another writer's block marks that block
-    as shared, in an object next to it, and a shared block stays. An agent that begins with a block
-    during its deletion misses the block.
+    The agent's next saved turn deletes these blocks if its own end blocks contain the same keys and
+    values and have their own checkpoints. Turns of several agents may have the same end, such as a
+    fork and its source. A turn that ends with another writer's block marks the block as shared, in
+    an object next to the block. Shared blocks stay. An agent that begins with a block during its
+    deletion misses the block.
     """
 
     def __init__(self, bodies: Bodies, catalog: Catalog) -> None:
@@ -110,8 +110,8 @@ class Ends:
                 self._new.popitem(last=False)
 
     def saved(self, newer: Manifest, older: Manifest | None) -> int:
-        """Delete the ends that `newer` replaces; return the number of deleted blocks. `older` is
-        the agent's last turn known here; the catalog must not know `newer` yet. Raises
+        """Delete the end blocks that `newer` replaces; return the number of deleted blocks. `older`
+        is the agent's last turn known here; the catalog must not know `newer` yet. Raises
         UnavailableError."""
         before = {} if older is None else _partial(ends_of_turn(older))
         own = _partial(ends_of_turn(newer))
@@ -138,7 +138,7 @@ class Ends:
         self, link: BlockLink, links: Sequence[BlockLink], *, has_points: bool
     ) -> list[Part]:
         """Return the parts of a block that the newer turn, with `links`, also has. The result may
-        lack some, because this process does not know everything that another replica stored."""
+        lack parts, because this process does not know all bodies that another replica stored."""
         later = links[min(link.start // BLOCK_TOKENS, len(links) - 1)].key(Part.FULL)
         full = [Part.FULL] if self._catalog.find([later]) else []
         return full + ([Part.WINDOW, Part.CHECKPOINT] if has_points else [])
@@ -152,7 +152,7 @@ class Ends:
 
     def _is_new(self, link: BlockLink) -> bool:
         """Return whether this process wrote all known parts of a block and no turn has ended with
-        the block yet. Records that a turn now ends with it."""
+        the block yet. Records that a turn now ends with the block."""
         known = self._catalog.find([link.key(part) for part in Part]).keys()
         with self._lock:
             is_new = known <= self._new.keys()

@@ -6,7 +6,7 @@
     NAMESPACE/TENANT/after/PARENT/HASH.shared  says that turns of several agents end with the block
     NAMESPACE/TENANT/agents/KEY/GENERATION  a manifest; the highest generation counts
 
-All names are digests; see `Vault` for TENANT. Knows neither contents nor which objects exist.
+All names are digests; see `Vault` for TENANT. Does not know contents or existing objects.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from semantic_fleet.objects.uses import name_of
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The folder of one scope, and the key of its tenant."""
+    """A scope's folder in the store, with the key of the scope's tenant."""
 
     scope: Scope
     tenant: Tenant
@@ -47,11 +47,11 @@ class Folder:
         return f"{self.after(parent)}/{block_entry(key).name}"
 
     def shared(self, link: BlockLink) -> str:
-        """Return the path of the mark which says that turns of several agents end with a block."""
+        """Return the path of the object that marks a block as the end of several agents' turns."""
         return f"{self.after(link.parent)}/{link.hash.hex()}.shared"
 
     def agent(self, agent_id: str) -> str:
-        """Return the folder of an agent's manifests."""
+        """Return the path of the folder with an agent's manifests."""
         return self._path(f"agents/{agent_key(self.scope, agent_id).hex()}")
 
     def manifest(self, agent_id: str, generation: int) -> str:
@@ -63,22 +63,22 @@ class Folder:
 
 
 def has_tail(header: BlockHeader) -> bool:
-    """Return whether a body's header has its own object: no chain of full blocks can name it."""
+    """Return whether a body's header has its own object: no chain of full blocks names the body."""
     return header.part is Part.CHECKPOINT or (header.part is Part.FULL and not header.link.is_full)
 
 
 def name_of_body(key: BlockKey) -> int:
-    """Return the name in `uses` of a body and its tail."""
+    """Return the id that a body and its tail have in the logs of `uses`."""
     return name_of(block_entry(key).name)
 
 
 def depth_of(header: BlockHeader) -> int:
-    """Return the depth of a body, which is less than the depth of each body after it."""
+    """Return the depth of a body: smaller than the depth of each later body in the chain."""
     return 2 * header.link.start + (header.part is not Part.FULL)
 
 
 def last_name(listed: Listed) -> str:
-    """Return the name of an object in its folder."""
+    """Return the last part of a listed object's path: its name in the folder."""
     return listed.path.rsplit("/", 1)[-1]
 
 
@@ -89,7 +89,7 @@ def generation_of(listed: Listed) -> int:
 
 
 def body_identity(header: BlockHeader) -> bytes:
-    """Return the identity of a body, which covers every field of its header."""
+    """Return the bytes that bind a body's object to every field of the body's header."""
     link = header.link
     return digest(
         "remote-body-v1",
@@ -105,10 +105,10 @@ def body_identity(header: BlockHeader) -> bytes:
 
 
 def tail_identity(key: BlockKey) -> bytes:
-    """Return the identity of a body's header."""
+    """Return the bytes that bind a header's object to the body `key`."""
     return digest("remote-tail-v1", key.hash, key.part.encode())
 
 
 def manifest_identity(agent: bytes, generation: int) -> bytes:
-    """Return the identity of a manifest; `agent` is the result of `agent_key`."""
+    """Return the bytes that bind a manifest's object; `agent` is the result of `agent_key`."""
     return digest("remote-manifest-v1", agent, generation.to_bytes(8, "little"))

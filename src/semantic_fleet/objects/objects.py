@@ -70,12 +70,12 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
 
 
 class UnavailableError(Exception):
-    """The object store failed or was too slow, or the breaker is still open after a failure."""
+    """The object store failed or was too slow, or the circuit breaker is still open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An object in a listing. `written` is a time on the store's clock."""
+    """An object in a listing. `written` is when, by the store's clock."""
 
     path: str
     n_bytes: int
@@ -87,7 +87,7 @@ class Objects:
 
     Every call raises UnavailableError if the store fails, and at once while the breaker is open.
     One timeout or a few errors open the breaker for a second, and for longer if the next call fails
-    too. FileNotFoundError means that the object is missing, which does not count as a failure. A
+    too. FileNotFoundError means that the object is missing, and does not count as a failure. A
     missing bucket is a failure.
     """
 
@@ -100,12 +100,12 @@ class Objects:
         notify: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`large` accesses the same store with the longer deadline for bodies, by default it is
-        `small`. `folder` is the shared folder if the store is one, because it may vanish.
+        """`small` and `large` access the same store; `large` has the longer deadline for bodies, by
+        default it is `small`. `folder` is the store's shared folder, which may vanish, or None.
 
         `notify` receives a sentence when the breaker opens (at most once a minute), when several
-        writes in a row fail, and when the credentials do not allow listing or deleting. It receives
-        another sentence when such a failure is over.
+        writes in a row fail, and when the store refuses to list or delete. It receives another
+        sentence at the end of such a failure.
         """
         self._small = small
         self._large = large or small
@@ -127,8 +127,8 @@ class Objects:
 
     @classmethod
     def open(cls, url: str, notify: Callable[[str], None] | None = None) -> Objects:
-        """Return the prefix at `url`, without sending a request. Raises InvalidRequestError for a
-        URL outside `SCHEMES` and for a missing folder."""
+        """Return the `Objects` at `url`. Sends no request. Raises InvalidRequestError for a URL
+        outside `SCHEMES` and for a missing folder."""
         folder = _folder_of(url)
         large = _connected(url, BODY_DEADLINE, signs_bodies=False)
         return cls(_connected(url, DEADLINE), large, folder=folder, notify=notify)
@@ -142,15 +142,15 @@ class Objects:
     @property
     def has_failed(self) -> bool:
         """True if the breaker opened and no call has succeeded since, or an `urgent` call is late.
-        Waiting for the next call may then be in vain."""
+        The next call may then fail too."""
         with self._lock:
             late = self._clock() - _LATE
             return self._backoff.has_begun or any(at <= late for at in self._urgent.values())
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """Mark the calls inside as urgent: the end of an answer waits for them, but no longer than
-        a small request takes."""
+        """Mark the calls in the `with` block as urgent, because the end of an answer waits for
+        them. A call that takes longer than a small request is late."""
         this = object()
         with self._lock:
             self._urgent[this] = self._clock()
@@ -174,13 +174,13 @@ class Objects:
                 return None
 
     def get(self, path: str) -> Buffer:
-        """Return a small object; no bytes for a large one. Raises FileNotFoundError."""
+        """Return a small object; b"" for a large object. Raises FileNotFoundError."""
         with self._attempt():
             found = obstore.get(self._small, path)
             return found.bytes() if found.meta["size"] <= _MOST_BYTES else b""
 
     def read(self, path: str, start: int, stop: int) -> Buffer:
-        """Return a range of an object, less if the object is shorter. Raises FileNotFoundError."""
+        """Return bytes `start` to `stop`, or to the object's end. Raises FileNotFoundError."""
         with self._attempt():
             try:
                 return obstore.get_range(self._large, path, start=start, end=stop)
@@ -212,7 +212,7 @@ class Objects:
                 return
 
     def listed(self, folder: str, most: int) -> list[Listed]:
-        """Return at most `most` objects below a folder, in path order if the store has an order."""
+        """Return at most `most` objects below `folder`, in path order if the store sorts paths."""
         found: list[Listed] = []
         with self._attempt("list"):
             for page in obstore.list(self._small, f"{folder}/", chunk_size=min(most, PAGE)):
@@ -222,8 +222,8 @@ class Objects:
         return found[:most]
 
     def pages(self, folder: str = "") -> Iterator[list[Listed]]:
-        """Yield all objects below a folder in pages of at most `PAGE`. If the store changes
-        meanwhile, each object is in one page or in none."""
+        """Yield all objects below a folder in pages of at most `PAGE`. If the store changes during
+        the listing, pages may lack objects but repeat none."""
         stream = obstore.list(self._large, f"{folder}/" if folder else None, chunk_size=PAGE)
         while True:
             with self._attempt("list"):
@@ -258,7 +258,7 @@ class Objects:
         return isinstance(self._small, S3Store) and version not in (None, "null")
 
     def _ends_before(self, path: str, start: int) -> bool:
-        """Return whether a failed read began after the object's end."""
+        """Return whether the object ends before `start`, the first byte of a failed read."""
         with suppress(BaseError, OSError, ValueError):
             return obstore.head(self._small, path)["size"] <= start
         return False
@@ -296,9 +296,8 @@ class Objects:
     def _sentences(
         self, what: str, error: Exception | None, *, writes: bool
     ) -> Iterator[str | None]:
-        """Yield sentences to report after a call. The breaker stays closed for a full or read-only
-        store, which can still be read, and for a store that does not list or delete, which can
-        still be written."""
+        """Yield sentences to report after a call. A full or read-only store leaves the breaker
+        closed, because reads still work. So does a store that refuses to list or delete."""
         refuses = self._refuses.get(what)
         if error is None:
             yield self._fails.ended()
@@ -362,8 +361,8 @@ def _folder_of(url: str) -> SharedFolder | None:
 
 
 def _connected(url: str, seconds: float, *, signs_bodies: bool = True) -> ObjectStore:
-    """Connect to the store at `url`. Without `signs_bodies`, leave S3 bodies unsigned: hashing one
-    takes as long as encrypting and sending it, and readers verify bodies anyway."""
+    """Connect to the store at `url`. Without `signs_bodies`, leave S3 bodies unsigned: hashing a
+    body takes as long as encrypting and sending it, and readers verify bodies anyway."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         raise InvalidRequestError(
@@ -399,7 +398,7 @@ def _is_refusal(error: Exception) -> bool:
 
 def _line(error: Exception) -> str:
     """Return an error in one line: the request and the reason. Omits the request's query, which may
-    contain a signature. The reason is the server's answer, or why there is no answer."""
+    contain a signature. The reason is the server's answer, or the cause of its absence."""
     line, _, structure = str(error).strip().partition("\n")
     found = _REQUEST.search(line)
     if found is None:

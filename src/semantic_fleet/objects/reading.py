@@ -1,5 +1,5 @@
 """Reading: looks up which blocks of a prompt an object store has, in few requests, and reads
-bodies. The reader verifies sealed bodies. It treats a failed read as a miss and forgets the body,
+bodies. The reader verifies sealed bodies. A failed read is a miss, and the reader forgets the body,
 so that a writer can replace a missing or damaged body."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ THREADS = 8
 
 
 class Parallel:
-    """Threads for one kind of call. A call that waits for others of its own kind would deadlock."""
+    """Threads for one kind of call. A call must not wait for another call of its kind: deadlock."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="remote")
@@ -64,7 +64,7 @@ class Parallel:
         return list(self._pool.map(action, items))
 
     def ahead(self, action: Callable[[T], R], items: Iterable[T], n: int) -> Iterator[R]:
-        """Yield the results of `action` in order, while it runs for the next `n` items."""
+        """Yield the results of `action` in order, running `action` for up to `n` items at once."""
         if n == 1:
             yield from map(action, items)
             return
@@ -95,7 +95,7 @@ class Bodies:
         self._sealing = SealingMemory()
 
     def folder(self, scope: Scope) -> Folder:
-        """Return the folder of a scope."""
+        """Return the folder of a scope; see `names.Folder`."""
         return Folder(scope, self._vault.tenant(scope.tenant))
 
     def n_bytes(self, folder: Folder, key: BlockKey) -> int | None:
@@ -125,7 +125,7 @@ class Bodies:
         return chunks(folder.tenant.key, body_identity(header), n_bytes, fetch)
 
     def write(self, block: StoredBlock, data: bytes | memoryview) -> tuple[str, ...]:
-        """Write a body unless it exists, then its tail; return the events to count."""
+        """Write a body unless it exists, then the body's tail; return the events to count."""
         header = block.header
         done: tuple[str, ...] = ()
         folder = self.folder(header.link.scope)
@@ -151,7 +151,7 @@ class Bodies:
     def tail(
         self, folder: Folder, path: str, key: BlockKey, layout: str
     ) -> tuple[BlockHeader, int] | None:
-        """Return the header in a tail's object, and the size of its body. None for another scope or
+        """Return the header in a tail's object and the body's size; None for another scope or
         layout. Raises FileNotFoundError, DamagedError, MismatchError and NewerFormatError."""
         data = unsealed(folder.tenant.key, tail_identity(key), self._objects.get(path))
         if len(data) != HEADER_BYTES + _SIZE.size:
@@ -174,7 +174,7 @@ class Bodies:
         self._objects.delete(self.folder(scope).tail(key, parent))
 
     def share(self, link: BlockLink) -> None:
-        """Mark a block, for every process, as the end of several agents' turns."""
+        """Mark a block as the end of several agents' turns; every process sees the mark."""
         self._objects.create(self.folder(link.scope).shared(link), b"")
 
     def is_shared(self, link: BlockLink) -> bool:
@@ -182,7 +182,7 @@ class Bodies:
         return self._objects.size(self.folder(link.scope).shared(link)) is not None
 
     def delete_parts(self, link: BlockLink, parts: Sequence[Part]) -> None:
-        """Delete bodies of a partial block and their tails with one call."""
+        """Delete the bodies and tails of a partial block's `parts` with one call."""
         folder, keys = self.folder(link.scope), [link.key(part) for part in parts]
         tails = [folder.tail(key, link.parent) for key in keys if key.part is not Part.WINDOW]
         self._objects.delete_all([*tails, *map(folder.body, keys)])
@@ -230,8 +230,8 @@ class Reader:
         return b"".join(map(bytes, self._bodies.read(header, n_bytes, THREADS)))
 
     def _verified(self, header: BlockHeader, read: Callable[[], T]) -> T | None:
-        """Return the result of `read` for a verified body; on failure, count why and return
-        None.
+        """Return the result of `read`, which verifies a body. On failure, count the reason and
+        return None.
         """
         if self._catalog.is_forgotten(header.key):
             self._tally.count("misses")
@@ -301,9 +301,9 @@ _MOST_BACK = 64
 
 class LookUp:
     """Looks up chains of blocks for one process, and adds them to the catalog. Thread-safe. The
-    janitor evicts chains from their ends, so a binary search finds how much of a chain is stored.
-    After the last block, a listing shows the bodies that no full block names; reads one page of
-    each listing.
+    janitor evicts chains from their ends, so a binary search finds how much of a chain is stored. A
+    listing of the objects after the last block shows the bodies that no full block names; the
+    look-up reads one page of a listing.
     """
 
     def __init__(self, objects: Objects, bodies: Bodies, catalog: Catalog, tally: Tally) -> None:
@@ -330,8 +330,8 @@ class LookUp:
         self._threads.close()
 
     def _search(self, chain: _Chain, start: int) -> int:
-        """Return how many blocks of a chain have a stored FULL body; the first `start` certainly
-        have one. Forgets known bodies beyond that number."""
+        """Return how many blocks of a chain have a stored FULL body; the caller knows this of the
+        first `start`. Forgets known bodies beyond that number."""
         full = [chain.header(link, Part.FULL) for link in chain.links if link.is_full]
         known = self._catalog.find([one.key for one in full])
         n_known = sum(1 for _ in takewhile(lambda one: one.key in known, full[start:]))
@@ -347,7 +347,7 @@ class LookUp:
         return low
 
     def _is_stored(self, chain: _Chain, header: BlockHeader) -> bool:
-        """Return whether the store has a body of the right size; writers replace any other size."""
+        """Return whether the store has a body of the right size; writers replace other bodies."""
         return self._bodies.n_bytes(chain.folder, header.key) == chain.n_bytes(header)
 
     def _each_tail(self, chain: _Chain, places: Sequence[int]) -> list[BlockHeader]:
@@ -421,13 +421,13 @@ class _Chain:
         return self.layout.body_bytes(header.part, len(header.link.tokens))
 
     def names_after(self, place: int) -> frozenset[str]:
-        """Return the hashes of all beginnings of the block that follows `place` in the prompt."""
+        """Return the hashes of all possible beginnings of the prompt's block after `place`."""
         parent, tokens = self.links[place].hash, self._tokens_after(place)
         beginnings = (tokens[: n + 1] for n in range(len(tokens)))
         return frozenset(self.folder.scope.hash_of(parent, one).hex() for one in beginnings)
 
     def resumes_at(self, header: BlockHeader) -> bool:
-        """Return whether `header` is a checkpoint whose tokens the prompt continues with."""
+        """Return whether `header` is a checkpoint and the prompt continues with its tokens."""
         own = header.link.tokens
         there = self._tokens_after(header.link.start // BLOCK_TOKENS - 1)
         return header.part is Part.CHECKPOINT and there[: len(own)] == own
@@ -437,9 +437,9 @@ class _Chain:
 
 
 def _places(n_stored: int) -> Iterator[Sequence[int]]:
-    """Yield the blocks of a stored chain after which to look for tails: first the last block, then
-    some before it. Further back, yield a few at a time of the blocks after which every prompt has a
-    checkpoint."""
+    """Yield groups of places: blocks of a stored chain after which to look for tails. The first
+    group is the last block, the second some blocks before it. Later groups are the few blocks
+    further back after which every prompt has a checkpoint."""
     back = range(n_stored - 1, -1, -1)
     yield back[:1]
     yield back[1 : _BLOCKS_BACK + 1]

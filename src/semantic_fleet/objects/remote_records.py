@@ -1,7 +1,7 @@
 """Turns and responses in the object store of a fleet, so that a conversation moves with its agent.
 
 Each record is one sealed object in its tenant's folder. Readers try the local files first. If the
-object store fails, no record that this machine also has is lost. Knows the encodings of turns and
+object store fails, records on this machine stay available. Knows the encodings of turns and
 responses, but no blocks.
 
     responses/TENANT/KEY   a response
@@ -57,12 +57,12 @@ class Records:
 
     @property
     def has_failed(self) -> bool:
-        """True if the last object store call failed or a record is late. The end of an answer then
-        does not wait for the next call."""
+        """True if the last object store call failed or a record is late. In this case the end of an
+        answer does not wait for the next call."""
         return self._objects.has_failed
 
     def put(self, tag: bytes, key: bytes, data: bytes, *, replaces: bool = True) -> None:
-        """Write a record, over an existing one if `replaces`; drop it if the write fails."""
+        """Write a record; `replaces` allows to overwrite. Drops the record if the write fails."""
         with self._objects.urgent(), suppress(UnavailableError):
             tenant = self._vault.tenant(tag)
             sealed = seal(tenant.key, self._identity(key), data)
@@ -81,7 +81,7 @@ class Records:
         return True
 
     def tag(self, name: bytes) -> bytes:
-        """Return the tag of a tenant known only by `name`, as secret as the tenant's own tag."""
+        """Return a tag for a tenant known only by `name`, as secret as the tenant's own tag."""
         return records_tag(self._secret, name)
 
     def _path(self, folder: str, key: bytes) -> str:
@@ -117,8 +117,8 @@ class SharedResponses:
         return response_in(data, response_id)
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        """See `ResponsesPort.put`. Waits at most `MOST_WAIT` for the upload, or not at all if the
-        last object store call failed; always waits for the local write."""
+        """See `ResponsesPort.put`. Waits for the local write, then at most `MOST_WAIT` for the
+        upload. Does not wait for the upload if the last object store call failed."""
         is_in_doubt = self._records.has_failed
         uploading = self._upload(tenant, response)
         self._own.put(tenant, response)
@@ -126,7 +126,7 @@ class SharedResponses:
             wait((uploading,), MOST_WAIT)
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """See `ResponsesPort.delete`. Deletes here and in the fleet, but not on other machines."""
+        """See `ResponsesPort.delete`. Deletes on this machine and in the fleet's store."""
         tag, key = tenant_tag(self._secret, tenant), key_of(tenant, response_id)
         with self._lock:
             uploading = self._uploading.get(key)
@@ -172,7 +172,7 @@ class RemoteTurns:
         self._records.put(tag, key, encoded_turn(turn), replaces=bool(turn.tokens))
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> list[Turn]:
-        """See `SharedTurnsPort.look_up`. Reads all turns only if one of the two newest exists."""
+        """See `SharedTurnsPort.look_up`. Reads older turns only if one of the newest two exists."""
         newest = [self._get(owner, point) for point in points[-2:]]
         if not any(newest):
             return []

@@ -2,11 +2,11 @@
 
 Implements `StorePort` and `LookUpPort`. Only reads, writes and the methods of `LookUpPort` call the
 object store. All other methods answer from a catalog of the objects that this process put, read or
-looked up. A failed, late or unverified read is a miss. Forgetting never blocks, so the engine's
-stepping thread may do it: `Deletions` deletes an object on its own thread, never during a write of
-the same object, and always before the next write. A janitor, here or in another process, evicts
-objects: it reads the logs of uses and announces its deletions. Knows no other tier, and nothing
-about names, encryption or lookups of objects.
+looked up. A failed, late or unverified read is a miss. The engine's thread may call `drop` and
+`remove`, which do not wait: `Deletions` deletes an object on its own thread, never during a write
+of the same object, and always before the next write. A janitor, here or in another process, evicts
+objects: it reads the logs of uses and announces its deletions. Knows no other tier, and no names,
+encryption or lookups of objects.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Deletions:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
 
     def begin(self, what: Hashable, delete: Callable[[], None]) -> None:
-        """Call `delete`, which must not raise, on the thread of this object."""
+        """Delete the object `what` by calling `delete`, which must not raise, on another thread."""
         with self._changed:
             self._waiting.setdefault(what, delete)
         self._thread.submit(self._finish, what)
@@ -67,7 +67,7 @@ class Deletions:
 
     @contextmanager
     def writing(self, what: Hashable) -> Iterator[None]:
-        """Guard a write of `what`: finish its pending deletion first, and hold off a new one."""
+        """Guard a write of `what`: first finish its pending deletion; delay new deletions."""
         with self._alone_with(what):
             self._delete(what)
             yield
@@ -165,8 +165,8 @@ class RemoteAgents:
         return self.catalog.agents.users(hashes)
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """See `AgentIndexPort.remove`. Does not call the object store: returns False for an agent
-        that this process did not look up, and the thread deletes the manifest later."""
+        """See `AgentIndexPort.remove`. Does not call the object store: the thread of `deletions`
+        deletes the manifest later. Returns False if this process did not look the agent up."""
         was_known = self.catalog.drop_agent(scope, agent_id)
         delete = partial(self._delete_agent, scope, agent_id)
         self.deletions.begin((scope, agent_id), delete)
@@ -177,7 +177,7 @@ class RemoteAgents:
         return Pinned(0, None)
 
     def _replace(self, saved: Manifest, older: Manifest | None) -> None:
-        """Delete the partial blocks at the end of the previous turn."""
+        """Delete the previous turn's partial end blocks, which the saved turn replaces."""
         with self.tally.misses("write_errors"):
             n_deleted = self.ends.saved(saved, older)
             self.tally.count(*["superseded"] * n_deleted)
@@ -202,8 +202,8 @@ class RemoteStore:
         janitor: BackgroundJanitor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`secret` is the fleet's, 32 bytes: replicas with different secrets share nothing. The
-        store closes `janitor`, which works for this process."""
+        """`secret` is the fleet's secret, 32 bytes: replicas with different secrets share nothing.
+        `janitor` is this process's janitor, if any; the store closes it."""
         self._objects = objects
         self.secret = secret
         self._janitor = janitor
@@ -293,14 +293,14 @@ class RemoteStore:
 
     def stats(self) -> Sequence[StoreStats]:
         """See `CacheStorePort.stats`. Numbers and bytes are the catalog's. "unavailable" counts
-        failed calls, "breaks" counts how often the circuit breaker opened. If the janitor runs
-        here, its figures count its evictions for the fleet."""
+        failed calls, "breaks" openings of the circuit breaker. If the janitor runs here, its
+        figures count its evictions for the fleet."""
         counts = {**self._tally.snapshot(), "breaks": self._objects.breaks}
         counts |= {} if self._janitor is None else self._janitor.counts()
         return [replace(self._catalog.stats(), tier=Tier.REMOTE, counts=counts)]
 
     def flush(self) -> None:
-        """See `CacheStorePort.flush`. Every upload has finished when its call returns."""
+        """See `CacheStorePort.flush`. Does nothing: `put` and `save` return after the upload."""
         self._deletions.flush()
         self._notices.write()
 

@@ -82,7 +82,7 @@ def derived(key: bytes, salt: bytes, purpose: bytes) -> bytes:
 def seal(
     key: bytes, identity: bytes, contents: Buffer, into: memoryview | None = None
 ) -> memoryview:
-    """Seal `contents` under `identity`; write to `into`, of `sealed_bytes` bytes, or new memory."""
+    """Seal `contents` under `identity` in `into` (of `sealed_bytes` bytes) or in new memory."""
     data = memoryview(contents).cast("B")
     salt = os.urandom(_SALT_BYTES)
     sealed = memoryview(bytearray(sealed_bytes(len(data)))) if into is None else into
@@ -101,8 +101,8 @@ class SealingMemory:
     """Reusable memory to seal bodies into. Thread-safe.
 
     Fresh memory takes several times as long as sealing: the kernel clears each page at its first
-    touch, and unmaps it under a lock that stops all threads. There are never more pieces than were
-    in use at the same time, and none are left `IDLE_SECONDS` after the last use.
+    touch, and unmaps it under a lock that stops all threads. Keeps at most as many pieces as
+    callers used at the same time, and frees all pieces `IDLE_SECONDS` after the last use.
     """
 
     def __init__(self) -> None:
@@ -114,15 +114,15 @@ class SealingMemory:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of memory that wait for reuse."""
+        """Bytes of memory that are free for reuse."""
         with self._lock:
             return sum(map(len, self._free))
 
     @contextmanager
     def piece(self, n_bytes: int) -> Iterator[memoryview]:
         """Yield memory of arbitrary content, at least one byte, valid only inside the `with` block.
-        Reuses the memory unless an error comes from inside the `with` block, because a connection
-        may then still send from it, or a reference remains, as in an in-process object store."""
+        Does not reuse the memory after an error inside the `with` block, because a connection may
+        still send from it. Also not if a reference remains, as in an in-process object store."""
         memory = self._take(n_bytes)
         view = memoryview(memory)[:n_bytes]
         yield view
@@ -143,7 +143,7 @@ class SealingMemory:
                 self._free.clear()
 
     def close(self) -> None:
-        """Free all memory, and keep none from now on."""
+        """Free all memory; later uses free their memory at once."""
         with self._lock:
             self._is_closed = True
             self._free.clear()
@@ -169,7 +169,7 @@ class SealingMemory:
                 self._watch()
 
     def _watch(self) -> None:
-        """Schedule `give_back_unused`. Call with the lock held."""
+        """Schedule `give_back_unused`. The caller holds the lock."""
         self._was_used = False
         self._timer = threading.Timer(IDLE_SECONDS, self.give_back_unused)
         self._timer.name, self._timer.daemon = "remote", True
@@ -214,8 +214,8 @@ def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[
 
 
 def _range(first: int, n_bytes: int) -> tuple[int, int]:
-    """Return the range of the chunks to read together from number `first` on; if that is 0, the
-    range includes the frame."""
+    """Return the byte range of the chunks to read together, beginning with chunk number `first`.
+    The range of chunk 0 includes the frame."""
     last = min(first + READ_CHUNKS, _n_chunks(n_bytes))
     start = FRAME + first * (CHUNK + TAG) if first else 0
     return start, min(FRAME + last * (CHUNK + TAG), sealed_bytes(n_bytes))
@@ -228,7 +228,7 @@ def _frame(key: bytes, identity: bytes, n_bytes: int, salt: bytes) -> bytes:
 
 
 def _opened_frame(key: bytes, identity: bytes, n_bytes: int, read: memoryview) -> bytes:
-    """Return the salt of an object that begins with `read`, after verifying its frame."""
+    """Verify the frame in `read`, the first bytes of an object, and return the object's salt."""
     if len(read) < FRAME:
         raise DamagedError("truncated")
     fields = bytes(read[: _FIELDS.size])
@@ -261,7 +261,7 @@ _NAME_BYTES = 16
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tenant:
-    """A tenant's folder and its key; no output may show the key."""
+    """A tenant's folder and key; log lines and messages never contain the key."""
 
     folder: str
     key: bytes
@@ -310,7 +310,7 @@ class Vault:
         return made
 
     def forget(self, tag: bytes) -> bool:
-        """Delete the tenant's key; return whether it had one. Raises UnavailableError."""
+        """Delete the tenant's key; return whether a key existed. Raises UnavailableError."""
         was_there = self._objects.size(self._path(tag)) is not None
         self._objects.delete(self._path(tag))
         with self._lock:
@@ -333,7 +333,7 @@ class Vault:
         return erased
 
     def _salt(self, tag: bytes) -> bytes:
-        """Return the tenant's salt: the first salt that a replica wrote."""
+        """Return the tenant's salt; the first salt that any replica writes counts."""
         path = self._path(tag)
         for _ in range(2):  # another replica may create the salt in between
             try:

@@ -46,17 +46,17 @@ _MILLISECONDS = 1000
 
 
 def name_of(path: str) -> int:
-    """Return the 64-bit id of an object: a hash of the last part of its path, which is a digest."""
+    """Return an object's 64-bit id: a hash of the last part of `path`, which is a digest."""
     return xxhash.xxh3_64_intdigest(path.rsplit("/", 1)[-1].encode())
 
 
 def used_at(written: datetime, place: int = 0) -> int:
-    """Return a sortable number for a use: when the store wrote the log, then the use's place."""
+    """Return a sortable number for a use: the time of its log, then its place in the log."""
     return int(written.timestamp() * _MILLISECONDS) << _PLACE_BITS | min(place, _MOST_USES - 1)
 
 
 class Numbers:
-    """Arrays of 64-bit numbers in sealed objects of a fleet."""
+    """Reads and writes arrays of 64-bit numbers as sealed objects of a fleet."""
 
     def __init__(self, objects: Objects, secret: bytes) -> None:
         self._objects = objects
@@ -88,7 +88,7 @@ class Numbers:
 
 
 class UseLog:
-    """The uses of this process since its last log. Thread-safe."""
+    """The objects that this process used since its last log. Thread-safe."""
 
     def __init__(
         self,
@@ -109,19 +109,19 @@ class UseLog:
         self._due: float | None = None
 
     def __contains__(self, name: int) -> bool:
-        """Return whether the next log contains an object."""
+        """Return whether the next log contains the object `name`."""
         with self._lock:
             return name in self._depths
 
     def add(self, name: int, depth: int) -> None:
-        """Record a use. Within one log, the janitor evicts the deepest objects first."""
+        """Record a use of `name`. In one log, the janitor evicts the deepest objects first."""
         with self._lock:
             if len(self._depths) < _MOST_USES:
                 self._depths[name] = max(depth, self._depths.get(name, 0))
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the log is due; None if the log is empty."""
+        """Seconds until `write` should run; None if the log is empty."""
         with self._lock:
             if not self._depths:
                 return None
@@ -129,7 +129,7 @@ class UseLog:
             return 0.0 if full or self._due is None else max(0.0, self._due - self._clock())
 
     def write(self) -> None:
-        """Write the log now unless it is empty. Keeps the uses if it raises UnavailableError."""
+        """Write the log now if it has uses. Keeps the uses if it raises UnavailableError."""
         with self._lock:
             depths, self._depths = self._depths, {}
             self._due = self._clock() + self._seconds
@@ -159,8 +159,8 @@ class Evictions:
         self._heard: frozenset[Listed] | None = None
 
     def new(self) -> frozenset[int] | None:
-        """Return the names deleted since the last call; None if they are unknown, as in an emptied
-        bucket, where lease numbers start again. Raises UnavailableError."""
+        """Return the names deleted since the last call; None if the names are unknown, as after the
+        loss of the bucket's objects, when lease numbers start again. Raises UnavailableError."""
         listed, heard = frozenset(self._objects.listed(EVICTED, PAGE)), self._heard
         new = frozenset[Listed]() if heard is None else listed - heard
         is_known = len(new) < MOST_EVICTED and (not heard or not heard.isdisjoint(listed))
@@ -181,7 +181,7 @@ class UseTable:
         return len(self.names)
 
     def mark(self, name: int) -> int:
-        """Return the last use of `name`, 0 if it is unknown, and mark the name for `kept`."""
+        """Return the last use of `name`, 0 if unknown, and mark a known `name` for `kept`."""
         at = self._place(name)
         if at is None:
             return 0
@@ -189,12 +189,12 @@ class UseTable:
         return self.used[at]
 
     def get(self, name: int) -> int:
-        """Return the last use of `name`; 0 if it is unknown."""
+        """Return the last use of `name`; 0 for an unknown name."""
         at = self._place(name)
         return 0 if at is None else self.used[at]
 
     def merged(self, newer: Mapping[int, int]) -> UseTable:
-        """Return this table with the uses in `newer`; the later of two uses counts."""
+        """Return this table with the uses in `newer`; of two uses, the later counts."""
         names, used = array("Q"), array("Q")
         at = 0
         for name in sorted(newer):
@@ -214,7 +214,7 @@ class UseTable:
 
     @classmethod
     def of(cls, numbers: array[int]) -> UseTable:
-        """Return the table from the `numbers` that `kept` returned."""
+        """Return the table that `numbers`, a result of `kept`, contains."""
         half = len(numbers) // 2
         return cls(numbers[:half], numbers[half : 2 * half])
 
@@ -224,7 +224,7 @@ class UseTable:
 
 
 class UseReader:
-    """The janitor's side of the logs: reads all of them, and replaces them by one table."""
+    """The janitor's access to the logs of uses: reads all logs, and replaces them by one table."""
 
     def __init__(self, objects: Objects, secret: bytes) -> None:
         self._objects = objects
@@ -253,7 +253,7 @@ class UseReader:
         return frozenset(name for log in new for name in self._numbers.read(log))
 
     def replace(self, number: int, numbers: array[int]) -> None:
-        """Write the table of a pass, and delete the logs and tables that it replaces. Raises
+        """Write the table of a pass, and delete the logs and tables whose uses it contains. Raises
         UnavailableError."""
         if not self._numbers.create(f"{TABLES}/{number:020}", numbers):
             return

@@ -4,9 +4,9 @@ Waiting for a frame costs no computation, unlike waiting in a collective operati
 process shows at once. The two ranks prove to each other that they know a secret without sending it:
 each answers the other's random number, and both numbers together give the keys of each direction.
 Between two machines, a seal on every frame reveals a frame that is changed, missing, repeated or
-from another sender. Nothing is encrypted. On one machine, frames go over a Unix socket, which the
-system protects from other users and which also passes descriptors of shared memory. Knows sockets,
-but only the kind of a frame, not the meaning of its other integers.
+from another sender. Frames are not encrypted. On one machine, frames go over a Unix socket, which
+the system protects from other users and which also passes descriptors of shared memory. Knows
+sockets, but only the kind of a frame, not the meaning of its other integers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Keys(NamedTuple):
 
 
 def join(sock: socket.socket, secret: bytes, rank: int) -> Keys | None:
-    """Return the keys of `rank`'s connection to rank 0; None unless both know the `secret`."""
+    """Return the keys of `rank`'s connection to rank 0; None unless both ranks know `secret`."""
     theirs = _read(sock, _RANDOM)
     said = secrets.token_bytes(_RANDOM) + rank.to_bytes(_RANK, "little")
     talk = theirs + said
@@ -102,7 +102,7 @@ _MOST_BYTES = (1 << 31) - 1
 
 
 class _Seals:
-    """The seals of one direction; each covers a piece and how many pieces came before it."""
+    """The seals of one direction; a seal covers a piece and the number of earlier pieces."""
 
     SIZE = 16
 
@@ -155,7 +155,7 @@ class Channel:
         sock.settimeout(silence)
 
     def send(self, frame: Frame, descriptor: int | None = None) -> None:
-        """Send a frame, then a `descriptor` of this process. `frames` reports a lost peer."""
+        """Send a frame, then a file `descriptor`. Raises nothing: `frames` reports a lost peer."""
         ints = array("q", frame.ints)
         if sys.byteorder == "big":
             ints.byteswap()
@@ -173,7 +173,7 @@ class Channel:
             self.close()
 
     def frames(self) -> Iterator[Frame]:
-        """Yield each frame. Skips signs of life, and passes frames about shared memory to `mapped`.
+        """Yield each frame. Skips heartbeats, and passes frames about shared memory to `mapped`.
         Raises PeerLostError."""
         while True:
             # Check the head's seal before allocating memory for its sizes.

@@ -1,5 +1,5 @@
-"""Launched: tells if `mlx.launch` started this process as one of several ranks of one model. Reads
-the environment; `links` connects the ranks."""
+"""Launched: finds out if `mlx.launch` started this process as one of a model's ranks. Reads the
+environment; `links` connects the ranks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _NCCL_SIZE, _JACCL_DEVICES = "MLX_WORLD_SIZE", "MLX_IBV_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Implements `PlacementPort`. `host` is the address of rank 0. The ranks prove to each other
-    that they know the `secret`."""
+    """Implements `PlacementPort`. `host` is the address of rank 0. Each rank proves to the others
+    that it knows `secret`."""
 
     rank: int
     size: int
@@ -41,8 +41,8 @@ class Grid:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """See `PlacementPort.meeting`. MLX may wait forever while it holds the interpreter's lock,
-        so a thread of this process could not end the wait."""
+        """See `PlacementPort.meeting`. A thread of this process could not end the wait: MLX may
+        hold the interpreter's lock while it waits."""
         from semantic_fleet.ranks.links import JOIN_SECONDS
 
         logger.info("waiting at most %.0f s for all ranks, over %s", JOIN_SECONDS, self.transport)
@@ -66,8 +66,8 @@ def placed(environment: Mapping[str, str], secret: Callable[[], bytes | None]) -
 
 
 def read_grid(environment: Mapping[str, str]) -> Grid | None:
-    """Return this process's rank among others; None if it runs alone. Raises InvalidRequestError
-    for an environment that `mlx.launch` does not make."""
+    """Return this process's place among the ranks; None if it runs alone. Raises
+    InvalidRequestError for an environment that `mlx.launch` does not make."""
     if _RANK not in environment:
         return None
     try:
@@ -81,8 +81,8 @@ def read_grid(environment: Mapping[str, str]) -> Grid | None:
 
 
 def with_secret(grid: Grid, secret: bytes | None) -> Grid:
-    """Return `grid` with the ranks' secret. Raises InvalidRequestError if there is no secret,
-    unless rank 0 listens on its own machine only."""
+    """Return `grid` with the ranks' secret. Raises InvalidRequestError without a secret if rank 0
+    listens on a network address."""
     from semantic_server.http.settings import is_loopback
 
     if secret is not None:

@@ -61,7 +61,7 @@ class Links:
 
         The keys that seal frames come from `secret`, which all ranks have, and from a token of this
         start, which comes over `ranks`: with an empty `secret`, the frames are only as safe as
-        `ranks`. On one machine, frames go over a Unix socket in a private folder instead. Raises
+        `ranks`. On one machine, unsealed frames go over a Unix socket in a private folder. Raises
         BackendError if the ranks cannot connect.
         """
         self.before_end: list[Callable[[], object]] = []
@@ -86,7 +86,7 @@ class Links:
 
     @contextmanager
     def computing(self, what: str) -> Iterator[None]:
-        """Limit the time of a call that may wait for other ranks."""
+        """Limit the time of the calls in the `with` block, which may wait for other ranks."""
         self._computing = what, time.monotonic()
         try:
             yield
@@ -94,13 +94,13 @@ class Links:
             self._computing = None
 
     def finish(self) -> None:
-        """Note that the work has finished: another rank that ends later has not failed."""
+        """Note that the work has finished: the end of another rank is a failure no longer."""
         self._is_over = True
         for channel in self.channels:
             channel.send(Frame(Op.END, 0))
 
     def end(self, reason: str) -> None:
-        """End this process because the ranks cannot go on; the other ranks then end too."""
+        """End this process for `reason`; the other ranks then end too."""
         with self._ends:  # never released: one reason is enough
             if self._is_over:
                 return
@@ -187,7 +187,7 @@ class Links:
             self.end(str(error))
 
     def _watch(self, interval: float) -> None:
-        """Send signs of life to the other ranks, and end this process if it is stuck."""
+        """Send heartbeats to the other ranks, and end this process if a call takes too long."""
         while not self._is_over:
             beat = self._beat()
             for channel in self.channels:
@@ -205,7 +205,7 @@ class Links:
 
 
 def _to_this_machine(path: bytes) -> socket.socket | None:
-    """Connect to a process of this user at `path`; return None if there is none on this machine."""
+    """Connect to a process of this user at `path`; return None if this machine has none there."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(JOIN_SECONDS)
     with suppress(OSError):

@@ -28,9 +28,9 @@ class ScalingContext(Protocol):
 
 
 def wanted_replicas(current: int, running: float, waiting: float, rows: float) -> int:
-    """Return the number of replicas for these requests, where each replica decodes `rows` at a
-    time. Adds at least one replica while a request waits; removes one at a time, and only while
-    none waits."""
+    """Return the number of replicas for these requests, if a replica decodes `rows` requests at
+    once. Adds at least one replica while a request waits. Removes one replica at a time, and only
+    while no request waits."""
     fitting = max(1, math.ceil((running + waiting) / (_FULL * rows)))
     if waiting >= 1:
         return max(fitting, current + 1)
@@ -38,7 +38,7 @@ def wanted_replicas(current: int, running: float, waiting: float, rows: float) -
 
 
 def by_queue(context: ScalingContext) -> tuple[int, dict[str, object]]:
-    """Decide the number of replicas: a policy of Ray Serve."""
+    """Return the number of replicas and no state: a policy for Ray Serve."""
     metrics = context.aggregated_metrics or {}
 
     def total(name: str) -> float:

@@ -88,10 +88,10 @@ def routing_key(path: str, headers: Mapping[str, str], body: Json, tenant: str =
     """Return the key of a request to `path`; `headers` have lower-case names.
 
     A request that names an agent, in its path, header or body, has the agent's key. A request with
-    a client's session has the key of the session's main agent. A request about a response, or one
-    that continues a response, has the key in the response's id. Any other request has the key of
-    its opening. Sessions that several conversations share, such as all conversations of a user, do
-    not count.
+    a client's session has the key of the session's main agent. A request about a response, or to
+    continue a response, has the key in the response's id. Any other request has the key of its
+    opening. A session does not count if several conversations share it, such as all of a user's
+    conversations.
     """
     found = _named(path, headers, body)
     if found is None:
@@ -138,8 +138,8 @@ def _first(found: object) -> object:
 
 
 def _words(found: object) -> str:
-    """Return the text of messages without the parts that clients change in earlier messages: cache
-    marks, and the choice between a text and a list of one part."""
+    """Return the text of messages without parts that clients later change: cache marks, and the
+    choice between a text and a list of one part."""
     if isinstance(found, str):
         return found
     if isinstance(found, list):
@@ -247,8 +247,8 @@ class _PassOn:
 
 
 class _Answer:
-    """A response to a request of `path` as ASGI messages. A stream is sent as it arrives, any other
-    response once it is complete, so that an earlier error can become a response of its own."""
+    """A response to a request of `path` as ASGI messages. Sends a stream as it arrives, any other
+    response once it is complete: an earlier error can still replace it."""
 
     def __init__(self, path: str, send: Send) -> None:
         self._path = path
@@ -299,7 +299,7 @@ def _last_event(path: str, problem: Problem) -> bytes:
 
 
 async def _key_of(request: Request, data: bytes) -> str:
-    """Return the key; leave it to the replica to report a body that is not a JSON object."""
+    """Return the routing key. Ignores a malformed body, because the replica reports the error."""
     body: Mapping[str, object] = {}
     with suppress(InvalidRequestError, WireError):
         body = await parse_offloaded(request, data)
@@ -321,7 +321,7 @@ def _passed(request: Request, body: bytes = b"", key: str = "") -> PassedRequest
 
 
 async def _first_done(replicas: ReplicasPort, request: Request) -> Response:
-    """Ask all replicas to delete; return the response of one that succeeded, or else of any."""
+    """Ask all replicas to delete; return a successful response, or else the first response."""
     replies = [*(await replicas.answers(_passed(request))).values()]
     done = [one for one in replies if one[0].status < HTTPStatus.BAD_REQUEST]
     head, body = (done or replies)[0]

@@ -14,8 +14,8 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class PassedRequest:
-    """An HTTP request with its whole body. `raw_path` is the path as sent, `route` the routing key
-    in hexadecimal."""
+    """An HTTP request with its whole body. `raw_path` is the path before decoding, `route` the
+    routing key in hexadecimal."""
 
     method: str
     path: str
@@ -38,13 +38,13 @@ Piece: TypeAlias = ResponseHead | bytes
 
 
 class ReplicasPort(Protocol):
-    """All replicas. For one event loop."""
+    """All replicas of a fleet. Call it on one event loop."""
 
     def answer(self, key: str, request: PassedRequest) -> AsyncGenerator[Piece, None]:
         """Yield the response of the replica of `key`, or of a less busy replica: a head, then bytes
         as they arrive. Closing this generator cancels the request in the replica. Raises
-        OverloadedError while no replica runs, if all are full, and if the answering replica
-        ends."""
+        OverloadedError while no replica runs, if all replicas are full, and if the answering
+        replica ends."""
 
     async def answers(self, request: PassedRequest) -> Mapping[str, tuple[ResponseHead, bytes]]:
         """Return the whole response of every replica, by the replica's name. Raises the same errors
@@ -55,13 +55,13 @@ class ReplicaPort(Protocol):
     """One replica's server, which needs no socket."""
 
     def answer(self, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-        """Yield the response, as `ReplicasPort` does."""
+        """Yield the response as `ReplicasPort.answer` does."""
 
     def load(self) -> Mapping[str, float]:
         """Return counts: `running` and `waiting` requests, and `rows` of a batch. Thread-safe."""
 
     def end(self) -> None:
-        """End all answers, running and future, each with a reason for its client."""
+        """End all answers, running and later ones, each with an error that says why."""
 
     def check(self) -> None:
         """Raise BackendError if the server cannot answer any more."""
@@ -71,5 +71,5 @@ class BuildReplica(Protocol):
     """Starts a replica's server. Ray pickles this object and calls it in the replica's process."""
 
     def __call__(self, folder: str, sharing: int) -> AbstractAsyncContextManager[ReplicaPort]:
-        """Run one of `sharing` servers on a machine, which stores in `folder`. Entering the context
-        waits until the server is ready; leaving it waits until its agents are saved."""
+        """Run a server that stores in `folder`, one of `sharing` servers on a machine. Entering the
+        context waits until the server is ready; leaving it waits until all agents are saved."""

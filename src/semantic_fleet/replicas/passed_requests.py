@@ -59,7 +59,7 @@ async def answer(app: AsgiApp, request: PassedRequest) -> AsyncGenerator[Piece, 
 
 
 async def whole_answer(pieces: AsyncIterator[Piece]) -> tuple[ResponseHead, bytes]:
-    """Return a finished response. Raises BackendError for a response without a head."""
+    """Collect the pieces of a response and return the whole. Raises BackendError without a head."""
     head: ResponseHead | None = None
     body = bytearray()
     async for piece in pieces:
@@ -73,7 +73,7 @@ async def whole_answer(pieces: AsyncIterator[Piece]) -> tuple[ResponseHead, byte
 
 
 def with_header(name: bytes, value: bytes, piece: Piece) -> Piece:
-    """Return `piece`, with one more header if it is a head."""
+    """Return `piece`; if the piece is a head, with the given header added."""
     if isinstance(piece, bytes):
         return piece
     return ResponseHead(piece.status, (*piece.headers, (name, value)))

@@ -58,13 +58,13 @@ _ERROR_LINE: Final = re.compile(r"[\w.]+(?:Error|Exception): ")
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
     """The fleet to run: at least `replicas`, at most `most`. Ray adds a replica after requests have
-    waited `more_after` seconds, and removes one after `fewer_after` seconds with room to spare.
+    waited `more_after` seconds, and removes a replica after `fewer_after` seconds of low load.
 
     A replica answers at most `requests` at once, and at most `queued` requests wait for a replica.
     A stopping replica continues its answers for `drain` seconds, then ends them. At most
-    `per_machine` replicas run on one machine. Each takes `gpus` GPUs, as Ray counts them, by
-    default one if there are any. `address` is the address of a running cluster; None starts a Ray
-    in this process, and stops it.
+    `per_machine` replicas run on one machine. Each replica takes `gpus` GPUs, as Ray counts GPUs,
+    by default one if the machine has any. `address` is the address of a running cluster; None
+    starts a Ray in this process, and stops it.
     """
 
     replicas: int
@@ -91,8 +91,8 @@ class RayCluster:
         self._has_ray = False
 
     def start(self) -> None:
-        """Start Ray if need be, and the replicas; return when all replicas can answer. Raises
-        OperatorError if Ray is not installed or cannot be reached, or a replica cannot start."""
+        """Start the replicas, and Ray unless it runs already; return when all replicas can answer.
+        Raises OperatorError if Ray is not installed or unreachable, or a replica cannot start."""
         self._set_environment()
         try:
             import ray
@@ -116,7 +116,7 @@ class RayCluster:
             raise OperatorError(f"cannot start the replicas: {reason}") from error
 
     def stop(self) -> None:
-        """End what `start` began. On a cluster that ran before, end only the connection to it."""
+        """End what `start` began. Only disconnects from a cluster that ran before."""
         self._handle = None
         if not self._has_ray:
             return
@@ -240,7 +240,7 @@ class RayCluster:
 
 def _log_of_serve(level: str) -> LoggingConfig:
     """Log only warnings of replicas, because replicas log requests themselves. Log less of the
-    controller: it repeats whole tracebacks of replicas, which `start` reports in one line."""
+    controller, which repeats tracebacks of replicas: `start` reports these in one line."""
     from ray.serve.schema import LoggingConfig
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -265,8 +265,8 @@ def stop_application(address: str, drain: float) -> None:
 
 
 def _remove_application(drain: float) -> None:
-    """Delete the application, whose answers may take `drain` seconds to finish. Raises
-    OperatorError if replicas remain after Ray should have killed them."""
+    """Delete the application; running answers have `drain` seconds to finish. Raises OperatorError
+    if replicas remain after Ray should have killed them."""
     from ray import serve
 
     if APPLICATION in serve.status().applications:
@@ -280,7 +280,7 @@ def _remove_application(drain: float) -> None:
 
 
 def is_any_stopping() -> bool:
-    """Return whether any replica is stopping. Raises OverloadedError without Ray's answer."""
+    """Return whether any replica is stopping. Raises OverloadedError if Ray does not answer."""
     import ray
     from ray import serve
 
@@ -294,7 +294,7 @@ def is_any_stopping() -> bool:
 
 
 def _said_of_replicas() -> str:
-    """Return Ray Serve's message about replicas that did not start, or "" if there is none."""
+    """Return Ray Serve's message about replicas that did not start, or "" without a message."""
     import ray
     from ray import serve
 

@@ -1,4 +1,4 @@
-"""A replica as Ray Serve runs it: a server without a socket, in a process of its own.
+"""A replica as Ray Serve runs it: a server without a socket, in its own process.
 
 Ray Serve calls the methods by name, and waits for the last answer before it destroys a stopping
 replica. It does not announce a stop; it only stops checking the replica's health. A living process
@@ -83,7 +83,7 @@ SILENT: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """How many seconds a stopping replica has for its answers, and whether any replica is stopping.
+    """The seconds that a stopping replica has for its answers, and a check for stopping replicas.
     `is_any` waits for the cluster, and raises OverloadedError if the cluster does not answer."""
 
     seconds: float
@@ -91,8 +91,8 @@ class Drain:
 
 
 class Replica:
-    """Takes a slot, starts the server in the slot's folder, and saves its agents when Ray destroys
-    this replica."""
+    """Takes a slot, starts the server in the slot's folder, and saves the server's agents when Ray
+    destroys the replica."""
 
     _server: ReplicaPort
     _name: str
@@ -120,26 +120,26 @@ class Replica:
                 yield with_header(HEADER, self._name.encode(), piece)
 
     async def whole(self, request: PassedRequest) -> tuple[str, ResponseHead, bytes]:
-        """Return the names of the replica and its machine, and the whole response."""
+        """Return the replica's and the machine's name in one text, the head, and the whole body."""
         async with aclosing(self._server.answer(request)) as pieces:
             head, body = await whole_answer(pieces)
         return f"{self._name}@{platform.node()}", head, body
 
     async def record_autoscaling_stats(self) -> Mapping[str, float]:
-        """Return the load for `autoscaling`; Ray calls this now and then."""
+        """Return the load for `autoscaling`; Ray calls this method regularly."""
         return dict(self._server.load())
 
     async def check_health(self) -> None:
-        """Raise BackendError for a replica that Ray must replace."""
+        """Raise BackendError if the server can no longer answer: Ray then replaces the replica."""
         self._asked_at = time.monotonic()
         self._server.check()
 
     async def __del__(self) -> None:
-        """Save the agents. Ray calls this after the last request."""
+        """Save the agents. Ray calls this method after the last request."""
         await self._stack.aclose()
 
     async def _end_overdue(self) -> None:
-        """End the answers of a stopping replica before Ray would kill the replica."""
+        """End the answers of a stopping replica in time, before Ray kills the replica."""
         while not await self._is_overdue():
             await asyncio.sleep(_LOOK)
         self._server.end()

@@ -83,7 +83,7 @@ async def cancel(request: Request, request_id: str) -> Cancelled:
 
 
 def running(one: RunningRequest, *, operator: bool) -> Running:
-    """Return a request for a client, with the id of its tenant for an operator."""
+    """Return a request for a reply; for an operator, with the id of the request's tenant."""
     return Running(
         id=one.uid,
         agent=one.agent_id,
@@ -260,7 +260,7 @@ async def stream(request: Request) -> Response:
 
 
 class _Viewer:
-    """The viewer of an overview: a tenant, or an operator, whose `tenant` is None."""
+    """The viewer of an overview; `tenant` is None for an operator."""
 
     def __init__(self, request: Request) -> None:
         self._operator = is_operator(request)

@@ -64,18 +64,18 @@ _THREADS: Final = 2
 
 
 class LargeBodies:
-    """Limits the bytes of large bodies in memory; shares parser threads fairly. For one loop."""
+    """Limits the memory for large bodies; shares parser threads fairly. For one event loop."""
 
     def __init__(self, most: int, timeout: float) -> None:
-        """Hold at most `most` bytes; a body waits at most `timeout` seconds for its turn."""
+        """At most `most` bytes are in memory; a body waits at most `timeout` seconds for memory."""
         self.threads = FairThreads(_THREADS, "parse", rests=True)
         self._room = FairRoom(most)
         self._timeout = timeout
         self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
 
     async def take(self, n_bytes: int, tenant: str = "") -> None:
-        """Wait for room for `n_bytes`, in the order of arrival; `give` frees the room. Raises
-        OverloadedError if there is no room in time."""
+        """Wait until `n_bytes` fit in the memory for large bodies; `give` frees the bytes. Raises
+        OverloadedError after the timeout."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(own := (tenant, n_bytes, turn))
         self._start()
@@ -129,9 +129,9 @@ def check_spelling(unknown: Iterable[str], known: Collection[str], within: str =
 
 
 async def read_json(request: Request) -> dict[str, object]:
-    """Read the body as a JSON object; an empty body is an error. Raises InvalidRequestError for a
-    body that is not UTF-8, not JSON, not an object or nested deeper than `MAX_DEPTH`, TooLargeError
-    for too many bytes or values, and the same errors as `read_body`."""
+    """Read the body as a JSON object; an empty body is an error. Raises InvalidRequestError unless
+    the body is a JSON object in UTF-8, nested at most `MAX_DEPTH` deep. Raises TooLargeError for
+    too many values, and the same errors as `read_body`."""
     async with read_body(request) as data:
         return await parse_offloaded(request, data)
 
@@ -140,7 +140,7 @@ async def read_json(request: Request) -> dict[str, object]:
 async def read_body(request: Request) -> AsyncIterator[bytes]:
     """Read the body; a large body keeps its share of the memory until the `with` block ends. Raises
     TooLargeError for too many bytes, ClientDisconnectedError if the client disconnects, and
-    OverloadedError if other large bodies leave no room."""
+    OverloadedError if other large bodies fill the memory."""
     bodies: LargeBodies = request.app.state.bodies
     data, taken, tenant = bytearray(), 0, getattr(request.state, "tenant", "")
     try:
@@ -175,7 +175,7 @@ async def on_thread(
 
 
 def _size_of(request: Request) -> int:
-    """Return the most bytes that the body may have."""
+    """Return the limit on the body's size in bytes."""
     most = request.app.state.context.settings.max_body_bytes
     length = request.headers.get("content-length", "")
     if not length:
@@ -233,8 +233,8 @@ async def read_as(adapter: TypeAdapter[T], request: Request) -> T:
 
 
 def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
-    """Validate `body` with `adapter`. Raises FieldError for the first wrong field. For a union,
-    that is the field with the deepest error, in the branch that matched furthest."""
+    """Validate `body` with `adapter`. Raises FieldError for the first wrong field. Of a union,
+    reports the deepest error in the branch that matched furthest."""
     try:
         return adapter.validate_python(body)
     except ValidationError as error:
@@ -251,7 +251,7 @@ def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
 
 
 def _fewer_errors(adapter: TypeAdapter[T], body: Mapping[str, object]) -> ValidationError | None:
-    """Return the errors of the first entries of each field; None for no errors, or too many."""
+    """Return the errors in the first entries of each field; None if there are none or too many."""
     try:
         adapter.validate_python({name: _beginning(value) for name, value in body.items()})
     except ValidationError as error:
@@ -266,8 +266,8 @@ def _beginning(value: object) -> object:
 
 
 def _require_few_values(data: bytes) -> None:
-    """Raise TooLargeError before building too many values. Counts again without the marks inside
-    texts if the plain count exceeds a limit."""
+    """Raise TooLargeError for JSON with too many values, before parsing builds the values. Counts
+    again without the marks inside texts if the plain count exceeds a limit."""
     if _within_limits(data):
         return
     marks = data.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -322,8 +322,8 @@ def _children(value: object) -> Iterable[object]:
 
 
 def _path(parts: Sequence[int | str], body: object) -> str:
-    """Return the path of an error, as in `messages[0].content`: the parts of a pydantic location
-    that exist in the body, and the last part. Other parts name branches of unions."""
+    """Return the path of an error, as in `messages[0].content`: the parts of pydantic's location
+    that exist in the body, and the last part. Drops other parts: they name branches of unions."""
     path = ""
     at = body
     for part in parts:

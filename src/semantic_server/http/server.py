@@ -1,5 +1,5 @@
 """The HTTP server process: one socket, one event loop, limits on connections, shutdown. Knows
-uvicorn, signals and open files, but no routes; of connections it knows only the number."""
+uvicorn, signals, open files and the number of connections, but no routes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _OPEN_FACTOR: Final = 4
 
 class HttpServer(uvicorn.Server):
     """A server that shuts down gracefully on the first signal, and exits at once on the second. The
-    second signal loses only the computation since the last save: the store is crash-safe."""
+    second signal costs only the computation since the last save: the store is crash-safe."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None]) -> None:
         context: ServerContext = app.state.context
@@ -97,7 +97,7 @@ class HttpServer(uvicorn.Server):
     async def _finish_accepting(self) -> None:
         """Accept no more connections, and open the accepted ones. uvicorn closes open connections,
         but asyncio opens a connection two iterations of the loop after accepting it. A connection
-        in between would leak, or open afterwards and delay the shutdown until the stop timeout."""
+        between accept and open would leak, or delay the shutdown until the stop timeout."""
         loop = asyncio.get_running_loop()
         for server in self.servers:
             for listening in server.sockets:
@@ -115,7 +115,7 @@ def make_server(
 
 
 def let_streams_finish() -> None:
-    """Let running streams finish: `Ending` ends the remaining ones after `stop_timeout`."""
+    """Let running streams finish: `Ending` ends unfinished streams after `stop_timeout`."""
     AppStatus.enable_automatic_graceful_drain = False
 
 
@@ -191,7 +191,7 @@ def connections_within_file_limit(wanted: int) -> int:
 
 def _raise_soft_limit(soft: int, hard: int, needed: int) -> int | None:
     """Raise the soft limit to `needed` or as far as possible and return it; return None if the
-    limit already allows `needed`."""
+    limit is not below `needed`."""
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
     raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

@@ -87,7 +87,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
     @field_validator("api_keys", "operator_keys", mode="before")
     @classmethod
     def _require_key(cls, given: object) -> object:
-        """Reject an empty text: an unset variable must not open the server."""
+        """Reject an empty key: with an unset variable the server would run without keys."""
         if isinstance(given, str) and not given.strip(" ,"):
             raise ValueError("expected at least one key")
         return given
@@ -155,8 +155,8 @@ _LARGEST_FILE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """Settings, and each one's origin, by name: "flag", "env NAME", "file PATH" or "default".
-    `file` is the settings file; the default file need not exist."""
+    """Settings, and the origin of each setting by name: "flag", "env NAME", "file PATH" or
+    "default". `file` is the settings file; the default file need not exist."""
 
     settings: ServerSettings
     origins: Mapping[str, str]
@@ -216,7 +216,7 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
 
 
 def _require_one_tenant_for_events(settings: ServerSettings) -> None:
-    """Refuse several tenants: a router compares tokens, so its choices reveal others' prompts."""
+    """Refuse several tenants: a router compares tokens, so its choices would reveal prompts."""
     if settings.kv_events is not None and len(settings.api_keys) > 1:
         raise InvalidRequestError("kv_events: expected at most one API key: events show prompts")
 
@@ -232,14 +232,14 @@ def _require_operators_apart(settings: ServerSettings) -> None:
 
 def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
     """Drop empty variables, which count as unset. An empty list of keys stays, so that validation
-    rejects it rather than open a server without keys."""
+    rejects the list instead of opening a server without keys."""
     return {
         name: value for name, value in environment.items() if value != "" or name in SECRET_NAMES
     }
 
 
 def _overridden(layer: Mapping[str, object]) -> list[str]:
-    """Return which of `store` and `no_store` a layer overrides by setting the other one."""
+    """Return the one of `store` and `no_store` that `layer` overrides by setting the other."""
     void = ["no_store"] if "store" in layer else []
     return [*void, "store"] if str(layer.get("no_store", "")).lower() in _TRUE else void
 

@@ -76,7 +76,7 @@ class _Call:
     written: list[str] = field(default_factory=list)
 
     def as_object(self, *, cut: bool) -> Json:
-        """Return this call as a member of `tool_calls`, without an uncertain end if `cut`."""
+        """Return this call as a member of `tool_calls`; with `cut`, without an incomplete end."""
         function = {"index": self.index, "name": self.name, "arguments": self._arguments(cut=cut)}
         return {"id": self.id, "function": function}
 
@@ -92,7 +92,7 @@ class _Call:
 
 class ReplyWriter:
     """Builds one reply: `write` takes an answer's events in order, and returns the parts to send.
-    `clock` returns nanoseconds; `began` is its value when the request began."""
+    `clock` returns nanoseconds; `began` is the time in nanoseconds when the request began."""
 
     def __init__(
         self,
@@ -224,8 +224,8 @@ class ReplyWriter:
 
 
 def _usage(usage: Usage) -> Json:
-    """Return token counts. Cached tokens count as prompt tokens; `semantic` says how many they
-    are."""
+    """Return token counts. Cached tokens count as prompt tokens; the member `semantic` has their
+    number."""
     own = usage_extension(usage)["semantic"]
     cached = {"cached_tokens": usage.cached, "cache_write_tokens": usage.written}
     return {
@@ -286,8 +286,8 @@ async def _respond(request: Request, route: Route, parse: Parse) -> Response:
 
 
 def _keep(request: Request, name: str, seconds: float) -> None:
-    """Unload one of several models after `seconds` without a request. On a server with keys, models
-    belong to all tenants, and a setting decides instead how long they stay."""
+    """Unload one of several models after `seconds` without a request. On a server with keys, all
+    tenants share the models, and a setting decides how long models stay loaded."""
     models = context_of(request).models
     if models is not None and not settings_of(request).api_keys:
         models.keep(name, None if math.isinf(seconds) else seconds)

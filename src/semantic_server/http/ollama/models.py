@@ -238,7 +238,7 @@ def _name(body: Mapping[str, object], table: Mapping[str, Field]) -> object:
 
 
 def _accepting(name: object, request: Request) -> AnyModel:
-    """Return the model called `name`, tagged or not. Raises FieldError, ModelNotFoundError."""
+    """Return the model with or without a tag in `name`. Raises FieldError, ModelNotFoundError."""
     return model_called(request, untagged(name))[0]
 
 
@@ -269,7 +269,7 @@ def _details(served: AnyModel) -> Json:
 
 
 def _model_info(served: AnyModel) -> Iterator[tuple[str, object]]:
-    """Yield a model's facts under Ollama's names; the context is the one that the server allows."""
+    """Yield a model's facts under Ollama's names; the context length is the server's limit."""
     details = served.details
     if details is None:  # one of several models, not loaded yet
         return

@@ -163,8 +163,8 @@ _EFFORTS: Final = ("low", "medium", "high", "max")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Settings of an answer. `max_tokens` is None for the server's default; `context_tokens` limits
-    prompt and answer together, and is None for the model's limit."""
+    """Settings of an answer. `max_tokens` is None for the server's default. `context_tokens` limits
+    prompt and answer together; None means the model's limit."""
 
     sampling: SamplingParams
     max_tokens: int | None
@@ -220,17 +220,17 @@ def read_options(value: object, model: ServedModel) -> Options:
 
 
 def _whole(value: object) -> object:
-    """Convert a number without a fraction to an integer, as Ollama does: a slider sends 4096.0."""
+    """Convert a float like 4096.0, which sliders send, to an integer, as Ollama does."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _own(text: str) -> str:
-    """Replace OpenAI's name of a field, at the start of a text, by the name in `options`."""
+    """Replace OpenAI's field name at the start of `text` by the name in Ollama's `options`."""
     return text.replace("repetition_penalty", "repeat_penalty", 1)
 
 
 def _renamed(numbers: _Numbers) -> CompletionBody:
-    """Return the parameters that OpenAI's APIs have too, under OpenAI's names."""
+    """Return the parameters that OpenAI's APIs share, under OpenAI's names."""
     found: CompletionBody = {"model": "", "prompt": ""}
     if "repeat_penalty" in numbers:
         found["repetition_penalty"] = numbers["repeat_penalty"]
@@ -256,7 +256,7 @@ def _with_window(sampling: SamplingParams, numbers: _Numbers, model: ServedModel
 
 
 def _max_tokens(numbers: _Numbers, model: ServedModel) -> int | None:
-    """Return the limit on answer tokens; 0 and below mean the rest of the context."""
+    """Return the limit on answer tokens; for 0 or less, the size of the context."""
     wanted = numbers.get("num_predict")
     return model.context_tokens if wanted is not None and wanted <= 0 else wanted
 
@@ -276,7 +276,7 @@ def read_keep_alive(value: object) -> float | None:
 
 
 def _duration(text: str) -> float | None:
-    """Return the seconds of a duration in Go's form, or of a number as text; None for others."""
+    """Return the seconds of a duration in Go's form, or of a number; None for another text."""
     if len(text) > _LONGEST_DURATION:
         return None
     sign, rest = (-1 if text[:1] == "-" else 1), text[text[:1] in {"+", "-"} :]

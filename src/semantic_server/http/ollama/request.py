@@ -1,9 +1,9 @@
 """Requests of POST /api/chat and /api/generate, translated to the domain's types.
 
-Validates every field before generating. Clients do not keep the ids of calls: some drop them, some
-make their own. So the server numbers calls by their place in the conversation. A result belongs to
-the preceding call with the result's id, or else with its name, or else to the next call without a
-result. Knows neither HTTP, nor replies, nor chat templates.
+Validates every field before generating. Clients do not keep the ids of calls: some drop the ids,
+others make new ids. So the server numbers calls by their place in the conversation. A result
+belongs to the preceding call with the result's id, or else with the result's name, or else to the
+next call without a result. Knows neither HTTP, nor replies, nor chat templates.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class _OpenCalls:
             self._ids[given_id] = call.id
 
     def take(self, given_id: object, name: str | None) -> ToolCall | None:
-        """Return the call that a result belongs to: the one with this id, else the next one with
-        this name, or of any name if `name` is None."""
+        """Return the call that a result belongs to: the call with this id, else the next call with
+        this name. If `name` is None, any next call will do."""
         if isinstance(given_id, str):
             found = self._open.pop(self._ids.get(given_id, given_id), None)
             if found is not None:
@@ -262,7 +262,7 @@ def generate_request(
 
 
 def _new_system(system: str, before: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the system message to add; none if it repeats the last, since clients resend it."""
+    """Return the system message to add, or () if `before` has it already: clients resend it."""
     last = next((one for one in reversed(before) if one.role == "system"), None)
     is_said = last is not None and last.content == system
     return () if is_said or not system else (Message("system", system),)

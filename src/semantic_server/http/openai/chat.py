@@ -85,7 +85,7 @@ class CustomCall(TypedDict):
 
 
 class CallDelta(TypedDict, total=False):
-    """A piece of tool call number `index`; the first has its id. A custom call is one piece."""
+    """A piece of tool call number `index`; the first has the id. A custom call is one piece."""
 
     index: int
     id: str
@@ -106,7 +106,7 @@ class MessageDelta(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ChatDelta:
-    """An addition to choice number `index`. The choice's last delta has its `usage`."""
+    """An addition to choice number `index`. Only a choice's last delta has a `usage`."""
 
     index: int
     message: MessageDelta = field(default_factory=MessageDelta)
@@ -265,7 +265,7 @@ class _Message:
         self.finish_reason = delta.finish_reason or self.finish_reason
 
     def as_object(self, index: int) -> Json:
-        """Return this message as a member of `choices`, without its fields that lack a value."""
+        """Return this message as a member of `choices`, without the fields that lack a value."""
         content = "".join(self.contents) if self.contents else None
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if self.reasoning:
@@ -295,7 +295,7 @@ _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat completion: one engine request per choice, reply options, names of custom tools."""
+    """A chat completion: engine requests (one per choice), reply options, custom tools' names."""
 
     choices: tuple[Ask, ...]
     options: StreamOptions
@@ -329,7 +329,7 @@ def conversation_of(body: Mapping[str, object]) -> Chat:
 
 
 def _chat(checked: ChatBody, known: Mapping[str, object]) -> Chat:
-    """Return the conversation. Lists and unions in `known` still need validation."""
+    """Return the conversation. Validates the lists and unions in `known`."""
     tools = tools_of(known.get("tools", []))
     tools, choice = choice_among(tools, known.get("tool_choice"))
     reasoning = _reasoning(known)

@@ -86,7 +86,7 @@ class LegacyLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class CompletionDelta:
-    """An addition to choice number `index`. The choice's last delta has its `usage`."""
+    """An addition to choice number `index`. Only a choice's last delta has a `usage`."""
 
     index: int
     text: str = ""
@@ -124,7 +124,7 @@ async def completion_deltas(
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice; counts its sent characters and its scored tokens."""
+    """The state of one choice: counts its sent characters and its tokens with log-probabilities."""
 
     index: int
     prompt: TextPrompt
@@ -148,8 +148,8 @@ class _Choice:
                 return None
 
     async def _started(self) -> CompletionDelta:
-        """Return the first delta of every choice: the echoed prompt, or an empty text if there is
-        no echo, or if the echo comes later with its log-probabilities."""
+        """Return the first delta of every choice: the echoed prompt. The text is empty without an
+        echo, or if the echo comes later with its log-probabilities."""
         echo = self.request.echo and not self.request.logprobs
         return self._delta(await self._prompt_text() if echo else "")
 
@@ -185,9 +185,9 @@ class _Choice:
         return CompletionDelta(self.index, logprobs=textless, finish_reason=reason, usage=end.usage)
 
     def _textless(self, completion: int) -> LegacyLogprobs:
-        """Return entries for generated tokens without text, such as an end token; these entries
-        have no values. Clients that score a prompt count from both ends of the lists, so every
-        token needs an entry."""
+        """Return entries without values for generated tokens without text, such as an end token.
+        Clients that score a prompt count from either end of the lists, so every token needs an
+        entry."""
         if not (self.request.echo and self.request.logprobs):
             return LegacyLogprobs()
         n = max(completion - self.n_scored, 0)
@@ -202,7 +202,7 @@ async def _logprobs(
     length: int,
 ) -> LegacyLogprobs:
     """Return the entries of `tokens`; their text begins at `offset` and has `length` characters. No
-    offset exceeds the end of that text, even after tokens that are parts of one character."""
+    offset exceeds the text's end, even if several tokens form one character."""
     texts = await texts_of(serving, tokens, logprobs)
     found = LegacyLogprobs()
     end = offset + length
@@ -260,7 +260,7 @@ TextPrompt = str | tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
     """Completions: one engine request for each of the `n` choices of each prompt. With `only_score`
-    the engine only scores the prompt; the reply omits the one token that it must generate."""
+    the engine only scores the prompt; the engine must generate one token, which the reply omits."""
 
     prompts: tuple[TextPrompt, ...]
     choices: tuple[Ask, ...]

@@ -1,6 +1,6 @@
 """The conversation of a chat completion: messages, tools, answer format and template options.
 Translates the API's shapes to the domain's; texts stay verbatim. Drops hosted tools with one
-warning, as this server runs none. Knows nothing of a model's chat template."""
+warning: this server runs no hosted tools. Knows nothing of a model's chat template."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def _tool(path: str, value: object) -> Tool | None:
 
 
 def read_custom_tool(path: str, given: Mapping[str, object]) -> Tool:
-    """Read a custom tool; `given` has its fields at `path`. Raises FieldError."""
+    """Read a custom tool; `given` is the JSON object at `path`. Raises FieldError."""
     name = name_at(path, given)
     description = text_at(f"{path}.description", given.get("description", ""))
     return custom_tool(name, description, _expected(f"{path}.format", given.get("format")))
@@ -327,7 +327,7 @@ def required(tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
 
 
 def _named(path: str, choice: dict[str, object]) -> tuple[str, str]:
-    """Return the name of the tool that the choice at `path` names, and the path of that name."""
+    """Return the name of the tool in the choice at `path`, and the path of the name."""
     if choice.get("type") != CUSTOM:
         name = validated_at(path, named_choice_adapter(), choice)["function"]["name"]
         return name, f"{path}.function.name"
@@ -352,7 +352,7 @@ def _allowed(
 
 
 def check_known(name: str, tools: Sequence[Tool], path: str) -> None:
-    """Raise FieldError, with the `path` of the choice, unless one of `tools` has this name."""
+    """Raise FieldError, with the choice's `path`, unless one of `tools` is called `name`."""
     if name not in {tool.name for tool in tools}:
         raise FieldError(f"{path}: tools has no function {name!r}", param=path)
 

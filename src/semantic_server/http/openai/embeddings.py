@@ -83,8 +83,8 @@ def _read(body: Mapping[str, object], model: EmbeddingModel) -> _Request:
 
 
 def check_embedding_model(name: object, model: EmbeddingModel, tag: str = "") -> None:
-    """Raise ModelNotFoundError, with the names of the embedding model, unless `name` is one of
-    them, with or without the suffix `tag`. Raises FieldError for a value that is not a text."""
+    """Raise ModelNotFoundError, which lists the names of the embedding model, unless `name` is one
+    of the names, with or without the suffix `tag`. Raises FieldError unless `name` is a text."""
     given = text_at("model", name)
     if not (model.accepts(given) or model.accepts(given.removesuffix(tag))):
         known = ", ".join(model.names)
@@ -126,7 +126,7 @@ def _data(found: Embedded, as_text: Callable[[Vector], str]) -> Iterator[str]:
 
 
 def as_numbers(vector: Vector) -> str:
-    """Return `vector` as a JSON list. One vector per call lets other threads run in between."""
+    """Return `vector` as a JSON list. Other threads run between two calls."""
     return json.dumps(vector.tolist())
 
 

@@ -1,8 +1,8 @@
 """Request fields of OpenAI's APIs: the supported ones, and checks of their JSON values.
 
 Tables list every field that OpenAI documents, as supported, ignored or refused; a test compares the
-tables with the SDK. They also list fields that clients send to other servers and that would change
-an answer. Knows names and JSON types, not the meaning of a field.
+tables with the SDK. The tables also list fields of other servers that would change an answer. Knows
+names and JSON types, not the meaning of a field.
 """
 
 from __future__ import annotations

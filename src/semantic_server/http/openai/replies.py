@@ -52,7 +52,7 @@ class ChatTokenLogprob(TopLogprob):
 
 
 def finite(logprob: float) -> float:
-    """Return `logprob`; OpenAI's -9999 if it is minus infinity."""
+    """Return `logprob`, or OpenAI's -9999 instead of minus infinity."""
     return max(logprob, _MINUS_INFINITY)
 
 
@@ -111,7 +111,7 @@ _VERSIONED: Final = ("semantic-engine", "mlx", "mlx-lm")
 async def merged_events(
     serving: ServingPort, choices: Sequence[Ask]
 ) -> AsyncGenerator[IndexedEvent, None]:
-    """Yield the events of all answers as they arrive, once every answer has started, so an error of
+    """Yield the events of all answers as they arrive, once every answer has started. So an error of
     `ServingPort.answer` comes before the first event. If one answer fails, all answers end. Closing
     this generator cancels the running answers."""
     if len(choices) == 1:  # nothing to merge: no task for each event
@@ -179,8 +179,8 @@ async def _end(
 @dataclass(slots=True)
 class UsageSum:
     """Sums the usage of a request with `n` choices per prompt. A prompt counts once for all of its
-    choices; its cached tokens are those that none of its choices computed. `match` is the report
-    for the prompt with the most recomputed tokens."""
+    choices; its cached tokens are tokens that no choice computed. `match` is the match report of
+    the prompt with the most recomputed tokens."""
 
     n: int = 1
     _ended: dict[int, Usage] = field(default_factory=dict)
@@ -231,7 +231,7 @@ def _n_recomputed(match: MatchReport | None) -> int:
 
 
 class Delta(Protocol):
-    """An addition to one choice. The choice's last delta has its `usage`."""
+    """An addition to one choice. Only a choice's last delta has a `usage`."""
 
     @property
     def index(self) -> int:
@@ -246,7 +246,7 @@ class Delta(Protocol):
 
 
 class ChoiceSum(Protocol[D_contra]):
-    """The sum of a choice's deltas."""
+    """The sum of a choice's deltas; each API has its own form."""
 
     def add(self, delta: D_contra) -> None:
         """Add the next delta."""
@@ -266,8 +266,8 @@ class ReplyKind(Generic[D]):
 
 
 class Reply(Generic[D]):
-    """One reply, as the chunks of a stream or as one object; both use the same deltas and share the
-    id, the time of creation and the fingerprint. `n` is the number of choices per prompt."""
+    """One reply, as the chunks of a stream or as one object; either form has the same deltas, id,
+    time of creation and fingerprint. `n` is the number of choices per prompt."""
 
     def __init__(
         self, kind: ReplyKind[D], model: ServedModel, options: StreamOptions, *, n: int
@@ -281,8 +281,8 @@ class Reply(Generic[D]):
 
     async def respond(self, request: Request, deltas: AsyncGenerator[D, None]) -> Response:
         """Return the HTTP response once the first chunk or the whole object is ready. Raises an
-        error of `deltas` before that, which becomes an HTTP error. A later error becomes the last
-        event of the stream, which clients raise."""
+        earlier error of `deltas`, which becomes an HTTP error. A later error becomes the stream's
+        last event, and clients raise it."""
         if not self._options.stream:
             return JSONResponse(await until_disconnect(request, self._whole(deltas)))
         chunks = await start_stream(request, self._chunks(deltas))
@@ -349,7 +349,7 @@ async def _events(chunks: StartedStream[Json]) -> AsyncGenerator[bytes, None]:
 
 @lru_cache(maxsize=16)
 def _fingerprint(model_id: str) -> str:
-    """Return a digest of all that may change the answer to a seed: the model and the packages."""
+    """Return a digest of the model id and package versions, on which a seed's answer depends."""
     versions = (f"{name} {_version(name)}" for name in _VERSIONED)
     named = "\0".join((*versions, model_id)).encode("utf-8", "surrogatepass")
     return f"fp_{hashlib.sha256(named).hexdigest()[:10]}"

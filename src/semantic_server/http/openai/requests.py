@@ -51,8 +51,7 @@ _SEEDS: Final = 2**63
 class Caller:
     """The origin of a request: its agent's name or None, its tenant and its client's identity. With
     `force_usage`, streams end with a usage chunk even if the client did not request it. Without
-    `keep`, nothing of the request stays after its end. `hints` are the agent's hints about
-    itself."""
+    `keep`, the server stores nothing of the request. `hints` are the agent's hints about itself."""
 
     agent: str | None = None
     tenant: str = ""
@@ -74,7 +73,7 @@ def caller_of(request: Request, body: Mapping[str, object]) -> Caller:
 
 
 def check_model(name: str, model: ServedModel) -> None:
-    """Raise ModelNotFoundError, with the served names, unless `name` is one of them."""
+    """Raise ModelNotFoundError, with the served names, unless `name` is a served name."""
     if not model.accepts(name):
         raise ModelNotFoundError(unknown_model(name, model.names))
 
@@ -106,8 +105,8 @@ def choices_of(
     thinking_tokens: int | None = None,
 ) -> tuple[Ask, ...]:
     """Return one engine request per choice of each prompt, in the order of the choices' indices.
-    The first choice continues the caller's agent. The others get agent names and seeds of their
-    own, so that they neither overwrite that agent's history nor repeat its answer."""
+    The first choice continues the caller's agent. The other choices get their own agent names and
+    seeds, so that they neither overwrite that agent's history nor repeat its answer."""
     return tuple(
         Ask(
             prompt,
@@ -142,9 +141,8 @@ _PLACEHOLDERS: Final[dict[str, object]] = {"messages": [], "prompt": ""}
 
 
 def without_elements(known: Mapping[str, object]) -> dict[str, object]:
-    """Return `known` for validation with the SDK's types, without the fields whose elements need
-    separate validation, so that errors name the element. An empty value replaces a required
-    field."""
+    """Return `known` for validation with the SDK's types. Omits fields whose elements need separate
+    validation, so that errors name the element. An empty value replaces a required field."""
     plain = {name: value for name, value in known.items() if name not in CHECKED_BY_ELEMENT}
     return plain | {name: value for name, value in _PLACEHOLDERS.items() if name in known}
 
@@ -154,7 +152,7 @@ def without_elements(known: Mapping[str, object]) -> dict[str, object]:
 
 def constraint_of(known: Mapping[str, object]) -> AnswerFormat | None:
     """Return the form of an answer that one of vLLM's fields requires; None without such a field.
-    Raises FieldError for an invalid constraint, and for more than one."""
+    Raises FieldError for an invalid constraint, and for several constraints."""
     given = {f"guided_{kind}": kind for kind in _FORMS}
     found = {name: (kind, known[name]) for name, kind in given.items() if name in known}
     if _STRUCTURED in known:
@@ -280,7 +278,7 @@ def _number(body: Mapping[str, object], name: str, default: float) -> float:
 def _with_other_neutrals(
     sampling: SamplingParams, body: ChatBody | CompletionBody | ResponseBody
 ) -> SamplingParams:
-    """Return `sampling` with the fields whose neutral value differs between API and domain."""
+    """Return `sampling` with the fields of `body` whose neutral value is another in the domain."""
     if "top_k" in body:
         top_k = body["top_k"]
         if top_k < -1:

@@ -1,6 +1,6 @@
-"""Tools of clients that are not functions but that the model sees as functions, and their calls. A
-custom tool is a function of one text, `input`. The API itself defines the other such tools. Knows
-the forms of tools and of calls, neither requests nor replies."""
+"""Client tools other than functions, which the model sees as functions, and their calls. A custom
+tool is a function of one text, `input`. The API defines all other tools of this kind. Knows the
+forms of tools and of calls, neither requests nor replies."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def custom_tool(name: str, description: str, expected: str) -> Tool:
 
 def custom_call(call_id: str, arguments: str) -> tuple[str, str]:
     """Return a custom tool's call for the client: its id and its input. If the arguments are not
-    exactly one text `input`, they become the input unchanged, and a suffix of the id says so."""
+    exactly one text `input`, they become the input unchanged, and the id gets a suffix."""
     match _parsed(arguments):
         case {"input": str(text), **others} if not others:
             return call_id, text
@@ -138,7 +138,7 @@ def custom_call(call_id: str, arguments: str) -> tuple[str, str]:
 
 
 def written_call(call_id: str, name: str, text: str) -> ToolCall:
-    """Return the call as the model wrote it, except white space: the inverse of `custom_call`."""
+    """Return the model's text of the call, except for white space: the inverse of `custom_call`."""
     if call_id.endswith(_AS_WRITTEN):
         return ToolCall(written_id(call_id), name, text)
     return ToolCall(call_id, name, json.dumps({"input": text}, ensure_ascii=False))
@@ -156,7 +156,7 @@ _FOLDER: Final = "working_directory"
 
 
 def item_fields(kind: str, arguments: str) -> Json | None:
-    """Return the fields of a call's item, in the form of `kind`; None if `arguments` do not fit."""
+    """Return the fields of an item for a call of this `kind`; None if `arguments` do not fit."""
     given = _parsed(arguments)
     if not isinstance(given, dict) or not _fits(given, OPENAI_TOOLS[kind].parameters):
         return None
@@ -198,7 +198,7 @@ _TYPES: Final[Mapping[object, type]] = {"string": str, "integer": int}
 
 
 def _fits(value: object, schema: object) -> bool:
-    """Return whether `value` fits one of the schemas above."""
+    """Return whether `value` fits `schema`, a JSON schema of this module."""
     if not isinstance(schema, dict):
         return False
     match schema["type"]:

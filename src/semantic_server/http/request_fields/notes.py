@@ -65,7 +65,7 @@ def file_note(file: Mapping[str, object]) -> tuple[str, Attachment]:
 
 
 def block_note(kind: str, block: object) -> str:
-    """Return a note with the texts of a block that belongs to another service's own feature."""
+    """Return a note with the texts of a block that only another service can process."""
     said = " | ".join(_texts(block))
     shown = said if len(said) <= _LONGEST_NOTE else said[:_LONGEST_NOTE] + "..."
     return f"[{kind[:_LONGEST_NAME]}: {shown}]" if shown else f"[{kind[:_LONGEST_NAME]}]"
@@ -92,7 +92,7 @@ def _size(data: str) -> str:
 
 
 def _described(head: bytes) -> str:
-    """Return a text like `1024 x 768 PNG`; only the format without a size, "" if unknown."""
+    """Return a text like `1024 x 768 PNG`, the format without an unknown size, or "" if unknown."""
     name = next((name for magic, name in _FORMATS.items() if head.startswith(magic)), "")
     if not name or (name == "WebP" and head[8:12] != b"WEBP"):
         return ""

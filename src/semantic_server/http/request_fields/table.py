@@ -1,8 +1,8 @@
 """Field tables: the fields that an API supports, ignores or refuses, and checks of JSON values.
 Refuses a field outside the tables if its name resembles a known field, and logs any other such
-field once. All APIs share the fields that clients send to other servers, and the field `semantic`,
-whose members may also be in headers: `X-Semantic-` with the member's name. Knows names, JSON types
-and neutral values, not the meaning of a field."""
+field once. All APIs share the fields of other servers and the field `semantic`. Members of
+`semantic` may also be headers: `X-Semantic-` with the member's name. Knows names, JSON types and
+neutral values, not the meaning of a field."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LONGEST_NAME: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How a route treats one field. With a `refusal`, it accepts only the values in `unless`."""
+    """How a route treats one field. With a `refusal`, the route accepts only values in `unless`."""
 
     refusal: str | None = None
     unless: tuple[object, ...] = ()
@@ -47,17 +47,17 @@ IGNORED: Final = Field()
 
 
 def supported(names: str) -> dict[str, Field]:
-    """Return a table of the supported fields in `names`, separated by spaces."""
+    """Return a table that marks each name in `names` as supported; spaces separate the names."""
     return dict.fromkeys(names.split(), SUPPORTED)
 
 
 def ignored(names: str) -> dict[str, Field]:
-    """Return a table of the ignored fields in `names`, separated by spaces."""
+    """Return a table that marks each name in `names` as ignored; spaces separate the names."""
     return dict.fromkeys(names.split(), IGNORED)
 
 
 def refused(refusal: str, *unless: object) -> Field:
-    """Return a field that accepts only the values in `unless`."""
+    """Return a field that the server refuses as `refusal` says, except for values in `unless`."""
     return Field(refusal, unless)
 
 
@@ -68,9 +68,9 @@ def fields_of(
     warnings: WarnOnce,
     within: str = "",
 ) -> dict[str, object]:
-    """Return the fields of `body` that are in the table and not null. `others` are fields of other
-    servers and APIs that the table may lack. `within` is the path prefix of a nested `body`. Raises
-    FieldError for a refused field, and for a misspelled one."""
+    """Return the fields of `body` that are in the table and not null. `others` has fields of other
+    servers and APIs. `within` is the path prefix of a nested `body`. Raises FieldError for a
+    refused field, and for a misspelled field."""
     given = {name: value for name, value in body.items() if value is not None}
     unknown = sorted(given.keys() - table.keys())
     for name in unknown:
@@ -87,7 +87,7 @@ def fields_of(
 
 @dataclass(frozen=True, slots=True)
 class WireFields:
-    """The fields of one maker's APIs; `others` are fields of other servers and APIs."""
+    """The request fields of one vendor's APIs; `others` has fields of other servers and APIs."""
 
     others: Mapping[str, Field]
     warnings: WarnOnce
@@ -95,7 +95,7 @@ class WireFields:
     def known(
         self, body: Mapping[str, object], table: Mapping[str, Field], within: str = ""
     ) -> dict[str, object]:
-        """Return `fields_of` for a body, or for the nested object whose path prefix is `within`."""
+        """Call `fields_of` for a body, or for a nested object with the path prefix `within`."""
         return fields_of(body, table, {} if within else self.others, self.warnings, within)
 
 
@@ -293,8 +293,8 @@ def own_field_of(request: Request, body: Mapping[str, object]) -> OwnField:
     """Return the field `semantic`, or else its members in the headers. The server keeps nothing of
     a request if either the header X-Semantic-Keep or the field `semantic.keep` is false.
 
-    Raises FieldError for a value of another type or out of range, for an unknown member, which may
-    be misspelled, and for `back_in` of an agent that is done.
+    Raises FieldError for a value of a wrong type or out of range, for an unknown member, and for
+    `back_in` together with `done`.
     """
     own, sent = _own(body), _sent(request)
     keep = False not in (own.get("keep"), sent.get("keep"))

@@ -1,6 +1,6 @@
 """Input items of a response's request, translated to the domain's messages. Texts stay verbatim and
-in order. Calls of tools other than functions become tool calls. Drops items of hosted tools with
-one warning, and refuses items without which the conversation would mean something else."""
+in order. Calls of all kinds of tools become tool calls. Drops items of hosted tools with one
+warning, and refuses items without which the conversation would mean something else."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _COMPACTED: Final = "earlier messages that only the service that compacted them 
 
 @dataclass(frozen=True, slots=True)
 class ResponseInput:
-    """The messages of an input, and the tools that items of the input load."""
+    """The messages of an input, and the tools that the input's items load."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -109,7 +109,7 @@ def _item(path: str, value: object, kept: KeptItems | None) -> _Item:
 class _MessageAssembler:
     """Assembles messages from items in order. In this API the reasoning, text and calls of one
     assistant message are separate items. Adjacent items with ids belong to one message. Without
-    ids, a text or reasoning that follows a text or a call begins another message."""
+    ids, a text or reasoning after a text or call begins another message."""
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
@@ -120,7 +120,7 @@ class _MessageAssembler:
         return tuple(self._messages)
 
     def add(self, message: Message) -> None:
-        """Add a whole message of any role but assistant."""
+        """Add a whole message; its role is not assistant."""
         self._close()
         self._messages.append(message)
 

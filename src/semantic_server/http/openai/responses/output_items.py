@@ -249,17 +249,17 @@ class CallItem:
 @dataclass(slots=True)
 class ClientCallItem:
     """A call of a tool whose `kind` is not function. The item's form depends on all arguments, so
-    all its events come at its end."""
+    all its events come at the call's end."""
 
     kind: str
     call: CallItem
 
     def begin(self) -> list[Json]:
-        """Return []."""
+        """Return [], because the item's form is known only at its end."""
         return []
 
     def grow(self, arguments: str) -> list[Json]:
-        """Take more of the arguments; return []."""
+        """Collect more of the arguments; return [], because events come only at the item's end."""
         self.call.texts.append(arguments)
         return []
 

@@ -44,7 +44,7 @@ from semantic_server.http.request_fields.table import (
 
 
 class ResponseGoneError(InvalidRequestError):
-    """The store lacks a response, or one that it continues; `response_id` is the missing id."""
+    """The store lacks a response or a previous response; `response_id` is the missing id."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"no response {response_id!r:.200}")
@@ -170,9 +170,9 @@ _INCLUDE_WITHOUT_EFFECT: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A request for a response. `input` is the input of this request alone, `tools` translates
-    function names. `reply_fields` are the fields of the response object that the request
-    determines. `encrypted_reasoning` and `logprobs` switch on optional fields of the output."""
+    """A request for a response. `input` is the input of this request alone. `tools` translates
+    function names. `reply_fields` are the response object's fields that the request determines.
+    `encrypted_reasoning` and `logprobs` switch on optional fields of the output."""
 
     ask: Ask
     input: ResponseInput
@@ -252,7 +252,7 @@ def response_request(
 
 
 def _stored(body: ResponseBody, *, keep: bool) -> bool:
-    """Return whether to store the response. Raises FieldError for `store` without `keep`."""
+    """Return whether to store the response. Raises FieldError if `body` asks to, without `keep`."""
     given = body.get("store")
     if given and not keep:
         raise FieldError("store must be false or missing: keep is false", param="store")
@@ -328,8 +328,8 @@ def _messages(
 
 @dataclass(frozen=True, slots=True)
 class _TextFormat:
-    """The form of texts; `answer_format` is None for free text, `reply_value` goes into the
-    reply.
+    """The form of texts; `answer_format` is None for free text, `reply_value` is the field `text`
+    of the reply.
     """
 
     answer_format: AnswerFormat | None = None
@@ -361,7 +361,7 @@ def _reply_fields(
     text: _TextFormat,
     reasoning: Json,
 ) -> Json:
-    """Return the request's fields that the response object repeats, with defaults."""
+    """Return the request's fields that the response object repeats; missing fields get defaults."""
     return {
         "instructions": body.get("instructions"),
         "max_output_tokens": body.get("max_output_tokens"),

@@ -1,6 +1,6 @@
-"""/v1/responses: create a response; retrieve or delete a stored one, or list its input. Replies
-with events, or with only the last event's object; stores a response before sending its end. Does
-not know the shapes of events."""
+"""/v1/responses: create a response; retrieve or delete a stored response, or list its input.
+Replies with events, or with only the last event's object. Stores a response before sending its end.
+Does not know the shapes of events."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ _NO_COMPACTION: Final = (
 
 
 class _ResponseIdConvertor(StringConvertor):
-    """Any id except `input_tokens` and `compact`, which are routes with other methods."""
+    """Matches any id except the names of other routes, `input_tokens` and `compact`."""
 
     regex = "(?!(?:input_tokens|compact)(?:/|$))[^/]+"
 

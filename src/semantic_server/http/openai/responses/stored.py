@@ -104,7 +104,7 @@ def _not_found(response_id: str) -> WireError:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of a list: at most `limit` items in this `order`, after the item with id `after`."""
+    """A page of a list: at most `limit` items in this `order`, after the item `after` (an id)."""
 
     after: str | None = None
     limit: int = 20
@@ -113,7 +113,7 @@ class Page:
 
 def input_list(response: StoredResponse, page: Page) -> Json:
     """Return one page of the input items of the response's own request. Makes the items from the
-    prompt's messages, with the same ids every time. Raises FieldError for an unknown
+    prompt's messages; repeated calls give the same ids. Raises FieldError for an unknown
     `page.after`."""
     items = _items(response)
     if page.order == "desc":

@@ -2,7 +2,7 @@
 
 The model sees a function in a namespace under its own name, unless another function has that name;
 the client receives its calls with the namespace. The prompt lacks a namespace's description. Drops
-hosted tools with one warning, because this server runs none.
+hosted tools with one warning, because this server runs no hosted tools.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ToolSet:
                 self._names[tool.name] = FunctionName(tool.name)
 
     def model_name(self, name: FunctionName) -> str:
-        """Return the name that the model sees for a function; an unknown function's own name."""
+        """Return the model's name for a function; for an unknown function, its own name."""
         return next((known for known, one in self._names.items() if one == name), name.name)
 
     def client_name(self, model_name: str) -> FunctionName:
@@ -241,8 +241,8 @@ def _allowed(tools: ToolSet, given: Json) -> Choice:
 
 
 def _known(tools: ToolSet, path: str, given: Json) -> tuple[str, Json]:
-    """Return the name by which the model knows the tool chosen at `path`, and the choice as the
-    reply repeats it. Raises FieldError for an unknown tool."""
+    """Return the model's name for the tool chosen at `path`, and the choice in the form of the
+    reply. Raises FieldError for an unknown tool."""
     kind = given["type"]
     if isinstance(kind, str) and kind in OPENAI_TOOLS:
         check_known(kind, tools.tools, path)

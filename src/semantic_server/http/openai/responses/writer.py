@@ -111,8 +111,7 @@ class ResponseWriter:
 
     def heartbeat(self) -> Json:
         """Return `response.created` the first time, then `response.in_progress`. Omits the fields
-        of a finished response, because the response must not look finished before the store has
-        it."""
+        of a finished response: a response must not look finished before it is stored."""
         kind, self._created = "in_progress" if self._created else "created", True
         return {"type": f"response.{kind}", "response": {**self.response, **_UNFINISHED}}
 
