@@ -312,8 +312,8 @@ class Objects:
 
 
 class SharedFolder:
-    """A folder that several machines have mounted. A write makes missing folders. Without a check
-    before each call, a write to a lost mount would make the folder on this machine's own disk."""
+    """A folder that several machines have mounted. Writes make missing folders: with a lost mount,
+    a write would land on this machine's own disk, so callers call `require` first."""
 
     def __init__(self, path: Path) -> None:
         """Raise InvalidRequestError if the folder does not exist."""

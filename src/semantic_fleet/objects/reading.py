@@ -164,7 +164,7 @@ class Bodies:
         return replace(header, link=link, layout=layout), n_bytes
 
     def delete(self, scope: Scope, key: BlockKey, tail_of: BlockHash | None) -> None:
-        """Delete a body. If it follows the block `tail_of`, delete its tail first."""
+        """Delete a body. With `tail_of`, the block before it, first delete the body's tail."""
         if tail_of is not None:
             self.delete_tail(scope, key, tail_of)
         self._objects.delete(self.folder(scope).body(key))
@@ -262,7 +262,7 @@ class Reader:
         return None
 
     def _is_gone(self, header: BlockHeader) -> None:
-        """Forget an evicted body. The request that misses it writes it and later blocks again."""
+        """Forget a missing body, so that the request which misses it can write it again."""
         self._catalog.drop([header.key])
         if has_tail(header):
             with self._tally.misses("write_errors"):
@@ -369,7 +369,7 @@ class LookUp:
         return alike + newest[:_MOST_UNLIKE]
 
     def _tail(self, chain: _Chain, listed: Listed) -> BlockHeader | None:
-        """Return the header in a tail's object if it is sound and has the chain's layout."""
+        """Return the header in a tail's object; None if missing, damaged or of another layout."""
         key = parse_block(last_name(listed))
         if key is None:
             return None

@@ -250,7 +250,7 @@ class RemoteStore:
             return self._put(block)
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.drop`. Does not call the object store: the thread deletes later."""
+        """See `CacheStorePort.drop`. Does not call the object store: `Deletions` does so later."""
         for key in dict.fromkeys(keys):
             place = self._catalog.place(key)
             self._deletions.begin(key, partial(self._delete_block, key, place))
@@ -300,7 +300,7 @@ class RemoteStore:
         return [replace(self._catalog.stats(), tier=Tier.REMOTE, counts=counts)]
 
     def flush(self) -> None:
-        """See `CacheStorePort.flush`. Does nothing: `put` and `save` return after the upload."""
+        """See `CacheStorePort.flush`. Finishes deletions and writes the log of uses."""
         self._deletions.flush()
         self._notices.write()
 

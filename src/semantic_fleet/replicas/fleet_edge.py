@@ -120,7 +120,7 @@ def _key_of_response(path: str, body: Json) -> str | None:
 
 
 def _opening(body: Json) -> str:
-    """Return the constant part of a growing conversation: up to its first user message."""
+    """Return a conversation up to its first user message: the part that all requests share."""
     fixed = [_words(body[name]) for name in _FIXED if name in body]
     begins = [_words(_first(body[name])) for name in _LISTS if name in body]
     return json.dumps([fixed, begins])
