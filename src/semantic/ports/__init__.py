@@ -1,1 +1,1 @@
-"""Protocols of the application: the services it offers (inbound) and those it needs (outbound)."""
+"""Protocols of the application: the services it offers (inbound) or needs (outbound)."""

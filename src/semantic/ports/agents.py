@@ -1,8 +1,8 @@
 """AgentsPort: lists, shows, forks, pins, deletes and moves the agents of a served model.
 
-Every call is for one tenant; other tenants' agents do not exist for it. An operator names a tenant
-by its id. Runs on an event loop and never blocks it; the calls of `ExchangePort` may wait for the
-disk and belong on another thread.
+A call is for one tenant and does not see other tenants' agents. An operator names a tenant by its
+id. Calls run on an event loop and never block it; `ExchangePort` may wait for the disk, so another
+thread calls it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Check = Callable[[], None]
 
 
 class OutgoingArchive(Protocol):
-    """An archive to be sent."""
+    """An archive of an agent, ready to send."""
 
     @property
     def n_bytes(self) -> int:
@@ -27,22 +27,22 @@ class OutgoingArchive(Protocol):
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the archive's bytes in order, in pieces of at most 1 MiB; only one block's body is
-        in memory at a time. Raises StoreError if a block is no longer as it was, for example
+        in memory at a time. Raises StoreError if a block has changed or is gone, for example
         evicted."""
 
 
 class IncomingArchive(Protocol):
-    """An archive being received. The store contains nothing from it before `put`."""
+    """An archive that arrives in pieces. Before `put`, the store contains nothing of it."""
 
     def write(self, data: bytes) -> None:
         """Take the next bytes. Raises InvalidRequestError at the first byte that cannot belong to
-        an archive, and CapacityError if they find no room."""
+        an archive, and CapacityError if the disk lacks space."""
 
     def put(self, tenant: bytes, name: str | None, check: Check) -> Manifest:
-        """Verify the whole archive, store it for `tenant`, a tenant's tag, and save the agent under
-        `name`, or else under the name in the archive. A failure leaves nothing in the store. Raises
-        InvalidRequestError for an incomplete or damaged archive, and CapacityError if the store has
-        no room for it."""
+        """Verify the whole archive, store it for the tenant with the tag `tenant`, and save the
+        agent as `name`, by default under the archive's name. A failure leaves nothing in the store.
+        Raises InvalidRequestError for an incomplete or damaged archive, and CapacityError if the
+        store lacks space."""
 
     def close(self) -> None:
         """Delete the received bytes."""
@@ -52,7 +52,7 @@ class ExchangePort(Protocol):
     """Writes and reads archives of one model's agents. Thread-safe."""
 
     def export(self, manifest: Manifest, check: Check) -> OutgoingArchive:
-        """Read each stored block of the agent of `manifest` once to check it, then return an
+        """Check each stored block of the agent of `manifest` by reading it once, then return an
         archive of these blocks."""
 
     def receive(self, accept: Callable[[str], None]) -> IncomingArchive:
@@ -70,7 +70,7 @@ Place = Literal["pool", "memory", "disk", "remote", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class TenantId:
-    """A tenant by the id that operators use: see `tenant_id`."""
+    """A tenant, given by the id that operators use: see `tenant_id`."""
 
     id: str
 
@@ -84,10 +84,10 @@ class AgentSummary:
     """An agent after its last turn. `tokens` is the length of its history, `blocks` the number of
     its blocks in each place. `n_bytes` is the size of its stored bodies, `shared_bytes` the part of
     these bytes that other agents share, `pool_bytes` the size of its cache in the pool. `turns`
-    does not count the turns before a fork. `last_used` is the Unix time of its last save in
-    seconds, `match` the report on its last prompt; both are None before its first turn. `session`
-    and `client` are from the client's headers. `parent` is the agent that it was forked from or
-    started by; `children` are the agents whose parent it is."""
+    does not count the turns before a fork. `last_used` is the Unix time in seconds of its last
+    save, `match` the report on its last prompt; before its first turn, `last_used` and `match` are
+    None. `session` and `client` are from the client's headers. `parent` is the agent that started
+    this agent or is its fork's source; `children` are the agents with this agent as parent."""
 
     id: str
     model: str
@@ -133,7 +133,7 @@ class AgentDetail:
 
 @dataclass(frozen=True, slots=True)
 class AgentFilter:
-    """Selects agents: those that have the value of every field that is not None."""
+    """Selects agents: an agent must have the value of each field that is not None."""
 
     prefix: str | None = None
     pinned: bool | None = None
@@ -141,7 +141,7 @@ class AgentFilter:
     parent: str | None = None
 
     def accepts(self, name: str, state: AgentState, parent: str | None, *, pinned: bool) -> bool:
-        """Return whether the filter selects the agent `name`."""
+        """Return whether the filter selects an agent with these values."""
         return (
             name.startswith(self.prefix or "")
             and self.pinned in {None, pinned}
@@ -152,9 +152,9 @@ class AgentFilter:
 
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
-    """A request in the engine, there for `seconds` and preempted `preemptions` times. Its cache
-    contains `read_tokens` of its prompt, computed or reused; `cached_tokens` counts the reused
-    ones. `model` is a model's id."""
+    """A request in the engine: `seconds` is its age, `preemptions` counts how often it lost its
+    blocks. Its cache contains `read_tokens` of its prompt, computed or reused; `cached_tokens`
+    counts the reused tokens. `model` is a model's id."""
 
     uid: str
     agent_id: str
@@ -171,8 +171,8 @@ class RunningRequest:
 
 @dataclass(frozen=True, slots=True)
 class AgentPage:
-    """One page of a list of agents. `has_more` says whether agents follow after `last`, the page's
-    last saved agent."""
+    """One page of a list of agents. `has_more` is true if more agents follow after `last`, the
+    page's last saved agent."""
 
     agents: tuple[AgentSummary, ...]
     has_more: bool
@@ -181,9 +181,8 @@ class AgentPage:
 
 @dataclass(frozen=True, slots=True)
 class AgentArchive:
-    """An agent as a stream of `n_bytes` bytes. `pieces` raises StoreError if a block is gone from
-    the store before it is read. The caller calls `close` once, even before the end of the
-    stream."""
+    """An agent as a stream of `n_bytes` bytes. `pieces` raises StoreError if the store loses a
+    block before sending it. The caller calls `close` once, even before the end of the stream."""
 
     n_bytes: int
     pieces: AsyncGenerator[bytes, None]
@@ -214,8 +213,8 @@ class AgentsPort(Protocol):
         self, tenant: Tenant, limit: int, after: str | None = None, only: AgentFilter = EVERY_AGENT
     ) -> AgentPage:
         """Return at most `limit` saved agents, last saved first, beginning after the agent `after`.
-        The cost grows with the number of agents that `only` skips, not of all agents. The first
-        page begins with agents that are in their first turn, and therefore not saved yet. Raises
+        The cost grows with the agents that `only` skips, not with all agents. The first page begins
+        with agents in their first turn, which the store does not have yet. Raises
         AgentNotFoundError if the store lacks `after`."""
 
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
@@ -226,8 +225,8 @@ class AgentsPort(Protocol):
         InvalidRequestError if `new_id` exists, or if `agent_id` has not finished a turn yet."""
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
-        """Pin the agent, so that its blocks are not evicted, or unpin it. Raises
-        InvalidRequestError if the agent was never saved, and PinLimitError if the tenant's pins
+        """Pin the agent, which protects its blocks from eviction, or unpin it. Raises
+        InvalidRequestError before the agent's first save, and PinLimitError if the tenant's pins
         would exceed its part of the store."""
 
     async def forget(self, agent_id: str, tenant: Tenant) -> None:
@@ -241,7 +240,7 @@ class AgentsPort(Protocol):
         self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None
     ) -> AgentSummary:
         """Create the archive's agent completely or not at all, under `name` or else the name in the
-        archive. Only requests that name the agent find its blocks. A tenant given by its id must be
-        able to send requests. Raises InvalidRequestError if the name is taken, the agent belongs to
-        another model or the archive is damaged, CapacityError if the store has no room,
+        archive. Only requests that name the agent find its blocks. A tenant given by its id must
+        have an API key. Raises InvalidRequestError if the name is taken, the agent belongs to
+        another model or the archive is damaged. Also raises CapacityError if the store lacks space,
         OverloadedError during another import, and the errors of `archive`."""

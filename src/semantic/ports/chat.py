@@ -13,7 +13,7 @@ from semantic.domain.grammar import Grammar
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Texts that enclose a part of an answer; if `end` is empty, the answer's end ends it."""
+    """Texts around a part of an answer. With an empty `end`, the part ends with the answer."""
 
     start: str
     end: str
@@ -31,9 +31,9 @@ class RenderedChat:
 @dataclass(frozen=True, slots=True)
 class CallHead:
     """The part of a tool call before its arguments: fixed texts, the tool's name, and `begin`.
-    White space may surround each step. `name` matches the name, in its group "name"; `quoted`: the
-    name is a JSON string. `starts_name` matches an unfinished name. The arguments begin with one of
-    `begin`, or immediately if `begin` is empty."""
+    White space may surround each step. `name` matches the name, in its group "name"; with `quoted`,
+    the name is a JSON string. `starts_name` matches an unfinished name. The arguments begin with a
+    text in `begin`, or immediately if `begin` is empty."""
 
     before: tuple[str, ...]
     name: re.Pattern[str]
@@ -47,15 +47,15 @@ class CallHead:
 class CallTags:
     """How a tool call writes its arguments in tags.
 
-    An argument lasts from `start` to the last `end` before the next argument or the call's end. Its
+    An argument lasts from `start` to the last `end` before the next argument or the call's end. The
     value begins after the first `key_end`. `key` matches the text between `start` and `key_end`,
-    with the key in its group "key"; if it has a group "kind", that is the kind of value: the value
-    is text for "string" and "true", else JSON. `call_end`, or the end mark if it is empty, ends the
-    arguments. Text between arguments has no meaning.
+    with the key in its group "key". A group "kind" of `key` is the kind of the value: text for
+    "string" and "true", else JSON. `call_end` ends the arguments; if `call_end` is empty, the
+    call's end mark does. Text between arguments has no meaning.
 
-    `trims` is the layout around a value: nothing, or one line break on either side. The marks of
-    `wrap` may enclose a value. With `untyped_is_text`, a value without a type is text, even if it
-    is valid JSON.
+    `trims` says what the reader removes around a value: nothing, or a line break on either side.
+    The marks of `wrap` may enclose a value. With `untyped_is_text`, a value without a type is text,
+    even if it is valid JSON.
     """
 
     start: str
@@ -70,10 +70,10 @@ class CallTags:
 
 @dataclass(frozen=True, slots=True)
 class CallList:
-    """How a tool call writes its arguments as a list with commas. An argument is a key that `key`
-    matches, in its group "key", then `separator` and a value; `close` follows the last argument. A
-    string stands between two equal marks from `quotes`; with `escapes` it may contain Python's
-    escapes. Commas inside brackets belong to the value; `opening` and `closing` list the kinds of
+    """How a tool call writes its arguments as a list with commas. An argument consists of a key
+    (the group "key" of the pattern `key`), `separator` and a value; `close` follows the last
+    argument. A string stands between two equal marks from `quotes`; with `escapes` it may contain
+    Python's escapes. Commas inside brackets belong to the value; `opening` and `closing` list the
     brackets in the same order."""
 
     key: re.Pattern[str]
@@ -87,10 +87,10 @@ class CallList:
 
 @dataclass(frozen=True, slots=True)
 class CallSpelling:
-    """How a model writes a tool call other than as a JSON object with the tool's name. A call
-    begins with `head`, although the model may still write a JSON object. The arguments are JSON if
-    `arguments` is None, and always after `json_head`. Any number of the texts in `between` can end
-    a call; each text in `ends` can end the last call, as the end mark does. `in_list` is true if
+    """How a model writes a tool call, unless it writes a JSON object with the tool's name. A call
+    begins with `head`; a model may still write a JSON object instead. `arguments` is None for JSON;
+    after `json_head`, arguments are always JSON. Any number of the texts in `between` can end a
+    call; each text in `ends` can end the last call, as the end mark does. `in_list` is true if
     calls occur only in a list. At the beginning of a line, `unmarked` begins a call without the
     start mark."""
 
@@ -108,10 +108,10 @@ class Headers:
     """An answer made of messages, each with a header that names its kind. A header lasts from a
     text in `starts` to `end`, and the answer begins inside a header; a text in `ends` ends a
     message. `thought` matches the header of reasoning. `call` matches the header of a tool call,
-    with the tool's name in its group "name"; the message is then the call's arguments. The words of
-    a header begin with a text in `begins`, and `known` matches an unfinished header. `following`
-    begins the next message after another. `answer` is the header of an answer's text, and `remark`
-    that of a text before a call."""
+    with the tool's name in its group "name"; the message is then the call's arguments. A header's
+    words begin with a text in `begins`, and `known` matches an unfinished header. `following`
+    begins each further message. `answer` is the header of an answer's text, `remark` is the header
+    of a text before a call."""
 
     starts: tuple[str, ...]
     end: str
@@ -127,10 +127,10 @@ class Headers:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """A call with JSON arguments as a grammar makes a model write it. `before` and `after` are the
-    texts around the arguments. In them, $name is the tool's name, $quoted the name as JSON; the
-    model chooses a $number and an $id. `several` says how several calls are written: each in its
-    own marks, one after another in one pair of marks, or as a list."""
+    """The form in which a grammar makes a model write a call with JSON arguments. `before` and
+    `after` are the texts around the arguments. In these texts, $name is the tool's name, $quoted
+    the name as JSON; the model chooses a $number and an $id. `several` is the form of several
+    calls: marks around each call, one pair of marks around all calls, or a list."""
 
     before: str = '{"name": $quoted, "arguments": '
     after: str = "}"
@@ -146,11 +146,11 @@ class ChatFormat(Protocol):
 
     @property
     def thought_marks(self) -> Marks | None:
-        """The marks of the model's reasoning; None if it has no such marks."""
+        """The marks of the model's reasoning; None if the model does not mark reasoning."""
 
     @property
     def thought_end_tokens(self) -> tuple[int, ...]:
-        """The tokens that the end mark of reasoning has within an answer; empty without marks."""
+        """The tokens of the end mark of reasoning inside an answer; empty without marks."""
 
     @property
     def call_marks(self) -> Marks:
@@ -158,17 +158,16 @@ class ChatFormat(Protocol):
 
     @property
     def headers(self) -> Headers | None:
-        """How the headers of an answer's messages look; None if its answers have no headers."""
+        """The form of the headers of an answer's messages; None for a model without headers."""
 
     @property
     def loops_only(self) -> bool:
-        """True if the tokens of an answer stay valid in the history only when results of its tool
-        calls follow: the template renders the answer differently once the user asks another
-        question."""
+        """True if an answer's tokens stay valid in the history only while results of its tool calls
+        follow: the template renders the answer differently once the user asks another question."""
 
     @property
     def silent_marks(self) -> tuple[str, ...]:
-        """Marks around an answer's text that have no meaning and can be dropped."""
+        """Marks without meaning around an answer's text, which the reader of answers can drop."""
 
     @property
     def bare_calls(self) -> bool:
@@ -176,17 +175,17 @@ class ChatFormat(Protocol):
 
     @property
     def call_spelling(self) -> CallSpelling | None:
-        """How this model writes tool calls; None if it writes JSON objects with the tool's name."""
+        """The model's own form of tool calls; None for JSON objects with the tool's name."""
 
     def render(self, chat: Chat) -> RenderedChat:
-        """Render the conversation with the model's template; system messages keep their order. If
-        the template does not support tools, or messages of role "tool", they are rendered as text.
+        """Render the conversation with the model's template; system messages keep their order.
+        Renders tools, and messages of role "tool", as text if the template does not support them.
         Raises InvalidRequestError if the template refuses the messages."""
 
     def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
-        """Render the token that ends an answer, then all messages after the first `n_messages`, the
-        last of these being the assistant's. The result does not depend on the first `n_messages`.
-        None if the template ends an answer without a token. Raises InvalidRequestError if the
+        """Render the token that ends an answer, then all messages after the first `n_messages`. The
+        last of the first `n_messages` is the assistant's; their content does not change the result.
+        Returns None if the template ends answers without a token. Raises InvalidRequestError if the
         template refuses the messages."""
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:

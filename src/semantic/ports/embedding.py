@@ -1,6 +1,6 @@
-"""The ports of embeddings: one for the APIs, which ask for vectors, and one for a backend that
-computes them. `Embeddings` batches and caches; a backend computes in chunks, so that running
-answers can continue."""
+"""The ports of embeddings: `EmbeddingPort` for the APIs, which ask for vectors, and `Embedder` for
+a backend that computes vectors. `Embeddings` batches and caches; a backend computes in chunks, so
+that running answers can continue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EmbeddingModel:
 @dataclass(frozen=True, slots=True)
 class Embedded:
     """The vectors of some texts, in order, and the number of tokens in the texts; `computed` of
-    these were not in the cache."""
+    these tokens were not in the cache."""
 
     vectors: tuple[Vector, ...]
     tokens: int
@@ -63,19 +63,19 @@ class EmbeddingPort(Protocol):
         truncate: bool = False,
         keep: bool = True,
     ) -> Embedded:
-        """Return the vectors of `texts`, each cut to its first `dimensions` numbers and scaled to
-        length 1. With `truncate`, a text that is too long loses its end. Without `keep`, the cache
-        stays as it is. Raises InvalidRequestError for an empty text and for too many dimensions,
-        ContextOverflowError for a text that is too long, and OverloadedError if too many requests
-        are waiting."""
+        """Return the vectors of `texts`. Cuts each vector to its first `dimensions` numbers and
+        scales it to length 1. With `truncate`, a text that is too long loses its end. Without
+        `keep`, the cache stores nothing. Raises InvalidRequestError for an empty text and for too
+        many dimensions, ContextOverflowError for a text that is too long, and OverloadedError if
+        too many requests are waiting."""
 
 
 class EmbeddingRun(Protocol):
     """The computation of one batch. Only the computing thread calls it."""
 
     def step(self) -> tuple[Vector, ...] | None:
-        """Compute one chunk. Returns the vectors of all texts after the last chunk, and None before
-        it. Raises BackendError."""
+        """Compute one chunk. Returns the vectors of all texts after the last chunk, and None after
+        earlier chunks. Raises BackendError."""
 
 
 class Embedder(Protocol):
@@ -91,19 +91,19 @@ class Embedder(Protocol):
 
     @property
     def model_id(self) -> str:
-        """An id of the model: it differs whenever the vectors may differ."""
+        """An id of the model: two models with different vectors have different ids."""
 
     @property
     def max_characters(self) -> int:
-        """A text with more characters than this number always exceeds `max_tokens`."""
+        """A number of characters; a longer text always exceeds `max_tokens`."""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of `text`, with the special tokens that the model expects around it.
-        Thread-safe."""
+        """Return the tokens of `text`, with the special tokens that the model expects around a
+        text. Thread-safe."""
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a text's `tokens`, cut at the end to `max_tokens` in all, with the special tokens
-        still around them."""
+        """Return a text's `tokens`, cut at the end to `max_tokens`, which includes the special
+        tokens around them."""
 
     def start(self, batch: Sequence[tuple[int, ...]]) -> EmbeddingRun:
         """Begin to compute a batch of texts, given as tokens. Called by the computing thread."""

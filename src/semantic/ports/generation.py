@@ -51,24 +51,24 @@ class GenerationEnginePort(Protocol):
         `cache` or in the agent's own cache. With `append` the prompt follows the cached tokens
         instead. Agents of different tenants never share anything, even with the same name. `note`
         is opaque text saved with the agent. Without `keep` the request reuses caches but adds
-        nothing to them, and its agent stays as it was.
+        nothing to them, and the agent does not change.
 
-        Raises InvalidRequestError (empty prompt, max_tokens below 1, a token id the model does not
-        know, `append` without a cache), CacheReconstructionError (another model's cache) and
-        PoolExhaustedError (too large even for an empty pool), before any state changes.
+        Raises errors before any state changes: InvalidRequestError (empty prompt, `max_tokens`
+        below 1, unknown token id, `append` without a cache), CacheReconstructionError (another
+        model's cache) and PoolExhaustedError (too large even for an empty pool).
         """
 
     def cancel(self, uid: str) -> bool:
-        """End a request at the next step. Returns False if it is unknown or has finished."""
+        """End a request at the next step. Returns False for an unknown or finished request."""
 
     def step(self) -> Iterator[CompletedGeneration]:
-        """Run until no request remains, yielding each generation as it finishes. Between two
-        results the caller may submit more requests, or stop iterating and call `step` again."""
+        """Run until no request remains, yielding each finished generation. Between two results the
+        caller may submit more requests, or stop the iteration and call `step` again."""
 
     def step_once(self) -> list[EngineEvent]:
         """Run exactly one step and return its events. A step admits waiting requests, computes
-        prefill chunks up to the budget, then decodes one token for every decoding request,
-        including those that completed their prompt in this step."""
+        prefill chunks up to the budget, and decodes one token per decoding request. Requests that
+        complete their prompt in this step decode too."""
 
 
 P = ParamSpec("P")
@@ -80,7 +80,7 @@ begins. Calling `close` between two slices ends the work."""
 
 
 def at_once(work: Slices[T]) -> T:
-    """Do all of `work` at once and return its result. Raises the errors of `work`."""
+    """Do all slices of `work` in one call and return the result. Raises the errors of `work`."""
     while True:
         try:
             awaited = next(work)
@@ -92,7 +92,7 @@ def at_once(work: Slices[T]) -> T:
 
 
 def done_at_once(work: Callable[P, Slices[T]]) -> Callable[P, T]:
-    """Return a function that does the work of all slices of `work` in one call."""
+    """Return a function that calls `work` and does all of its slices at once."""
 
     @functools.wraps(work)
     def run(*args: P.args, **named: P.kwargs) -> T:
@@ -102,13 +102,13 @@ def done_at_once(work: Callable[P, Slices[T]]) -> Callable[P, T]:
 
 
 class Detokenizer(Protocol):
-    """Turns one list of tokens into text as the tokens arrive."""
+    """Turns a growing list of tokens into text, token by token."""
 
     def push(self, token: int) -> str:
-        """Add `token` and return the text that it completes, which may be empty."""
+        """Add `token` and return the newly complete text, which may be empty."""
 
     def flush(self) -> str:
-        """Return the text not returned yet; an incomplete character becomes U+FFFD, as in
+        """Return the remaining text; an incomplete character becomes U+FFFD, as in
         `Tokenizer.decode`."""
 
 
@@ -120,18 +120,18 @@ class Tokenizer(Protocol):
         """Tokens that end an answer."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`; with `add_special_tokens`, after those that begin a
+        """Return the token ids of `text`; with `add_special_tokens`, after the tokens that begin a
         prompt (BOS)."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of `tokens`. Bytes that form no complete character become U+FFFD."""
 
     def text_of(self, token: int) -> str:
-        """Return the text that `token` has after other tokens."""
+        """Return the text of `token` when other tokens precede it."""
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
-        """Return a new detokenizer for tokens that follow the tokens `after`. Its pieces, joined,
-        equal the text that `decode` returns for these tokens after `after`."""
+        """Return a new detokenizer for tokens that follow the tokens `after`. The joined pieces
+        equal the text that `decode` gives for the new tokens after `after`."""
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
@@ -142,26 +142,26 @@ class Tokenizer(Protocol):
 
 
 class BodyTarget(Protocol):
-    """Memory for one block's body in a sequence that is loading. One thread, no matter which, calls
-    either `put`, or `open` and then `close`. The sequence may be closed meanwhile."""
+    """Memory for one block's body in a sequence that is loading. One thread, any thread, calls
+    either `put`, or `open` and then `close`. The backend may close the sequence before that."""
 
     def put(self, body: bytes | memoryview) -> None:
         """Store the whole body. Raises BackendError."""
 
     def open(self) -> list[memoryview]:
-        """Return the memory to write the body to, with room for 256 tokens in each of the body's
-        segments, in order. Raises BackendError."""
+        """Return memory for the body: one view per segment of the body, in order, each with space
+        for 256 tokens. Raises BackendError."""
 
     def close(self, n_tokens: int = 0) -> None:
-        """Use the written body of `n_tokens` tokens, or nothing if 0, and free the memory from
-        `open`. The caller may call it without `open`, and more than once. Raises BackendError."""
+        """Use `n_tokens` tokens of the written body, or nothing for 0, and free the memory from
+        `open`. The caller may call `close` without `open`, and repeatedly. Raises BackendError."""
 
 
 class BatchBackend(Protocol):
-    """A loaded model that runs many sequences, each with a cache of its own. A sequence opens empty
-    or restored, gets its prompt in chunks, starts, and takes part in every `decode` until it
-    closes. One thread makes all calls. A call that fails raises BackendError and leaves the other
-    sequences as they were."""
+    """A loaded model that runs many sequences, each with its own cache. A sequence opens empty or
+    restored, gets its prompt in chunks, starts, and takes part in every `decode` until it closes.
+    One thread makes all calls. A failed call raises BackendError and does not change other
+    sequences."""
 
     @property
     def model_id(self) -> str:
@@ -173,7 +173,7 @@ class BatchBackend(Protocol):
 
     @property
     def best_chunk(self) -> int:
-        """The tokens per `prefill` call beyond which the time per token stays the same."""
+        """Tokens per `prefill` call above which the time per token no longer falls."""
 
     @property
     def peak_bytes(self) -> int:
@@ -182,12 +182,12 @@ class BatchBackend(Protocol):
 
     @property
     def returns_memory(self) -> bool:
-        """True if freeing blocks returns their memory to the system; False if the backend keeps the
-        memory for other blocks."""
+        """True if the backend returns the memory of freed blocks to the system; False if it keeps
+        that memory for other blocks."""
 
     def return_memory(self, room: int) -> bool:
-        """Give the kept memory of freed blocks back to the system if `room` spare bytes are enough
-        to do so. Returns whether there was such memory. Open sequences stay valid."""
+        """Give the kept memory of freed blocks back to the system, if `room` spare bytes are enough
+        for the work. Returns whether there was kept memory. Open sequences stay valid."""
 
     def cache_spec(self) -> ModelCacheSpec:
         """Return the description of the model's cache for one sequence."""
@@ -202,9 +202,9 @@ class BatchBackend(Protocol):
     def restore(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> SequenceId:
-        """Open a sequence that holds the first `length` tokens of `blocks`. If `exclusive`, nothing
-        else reads `blocks`: the sequence takes over their memory, which `capacity` includes, and
-        the caller drops its references. Otherwise the backend copies the blocks. Raises
+        """Open a sequence that holds the first `length` tokens of `blocks`. If `exclusive`, only
+        this call reads `blocks`: the sequence takes over their memory, which `capacity` includes,
+        and the caller drops its references. Otherwise the backend copies the blocks. Raises
         CacheReconstructionError if `blocks` cannot provide the tokens."""
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
@@ -214,32 +214,32 @@ class BatchBackend(Protocol):
         """Return the number of tokens in the sequence's cache."""
 
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
-        """Compute the keys and values of `tokens`, which follow those in the sequence's cache;
-        return once the cache contains them."""
+        """Compute the keys and values of `tokens`, which follow the tokens in the sequence's cache;
+        return once the cache contains `tokens`."""
 
     def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
         """Return whether `prefill_together` can compute `n_tokens` of the sequence in one pass with
-        other prompts, at about their cost per token."""
+        other prompts. Each prompt's cost per token stays about the same."""
 
     @property
     def pads_chunks(self) -> bool:
-        """True if chunks in a `side_by_side` pass may differ in length; each then costs as much as
-        the longest."""
+        """True if chunks in a `side_by_side` pass may differ in length; each chunk then costs as
+        much as the longest."""
 
     def side_by_side(self, sequence: SequenceId, n_tokens: int) -> bool:
-        """Return whether `prefill_together` can compute `n_tokens` of the sequence in one pass next
-        to chunks of other sequences, which may save time."""
+        """Return whether `prefill_together` can compute `n_tokens` of the sequence in one pass
+        beside chunks of other sequences. Such a pass may save time."""
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
-        """Prefill several sequences in one forward pass. Either `joins` is true of every chunk, or
-        `side_by_side` is, and all have the same length unless `pads_chunks` is true. After
-        BackendError no sequence has grown."""
+        """Prefill several sequences in one forward pass. Either `joins` is true for every chunk, or
+        `side_by_side` is true for every chunk. In the second case the lengths are equal, or
+        `pads_chunks` is true. After BackendError no sequence has grown."""
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
-        """Prefill all of `tokens` (two or more) except the last, and return log-probabilities: one
-        entry for each token but the first, given the tokens before it, with the `n_top` likeliest
+        """Prefill all of `tokens` (at least two) except the last. Return the log-probability of
+        each token from the second on, given the tokens before it, with the `n_top` likeliest
         alternatives. Raises NotFiniteError if a log-probability is not finite. The same calls on an
-        empty sequence return the same bits, no matter what other sequences are open."""
+        empty sequence return the same bits; other open sequences do not matter."""
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Raise InvalidRequestError, with the reason, if token masks cannot represent `grammar`.
@@ -254,22 +254,22 @@ class BatchBackend(Protocol):
         drawn: int,
     ) -> None:
         """Add a prefilled sequence to the decode batch, with `last_token` as its next input.
-        `history` contains the tokens before it, and `drawn` is the number of tokens already sampled
-        for this request, so that penalties and seeds continue as if there had been no preemption. A
-        request that is not greedy has `params.seed`; `params.grammar` has passed its check."""
+        `history` has the tokens before `last_token`, and `drawn` counts the tokens already sampled
+        for this request. So penalties and seeds continue after a preemption. `params.seed` is set
+        unless the request is greedy. `params.grammar` has passed `check_grammar`."""
 
     def decode(self) -> list[SampledToken]:
-        """One decode step: one new token for each sequence started before the previous step. A
-        sequence started since the previous step may return its first token one step later. A
-        returned token counts as part of the cache: before every call, each started sequence needs
-        capacity for one more token than it holds, and a newly started one for two more: its last
-        prompt token and its first new token. If a sequence's grammar fails, its token has an error;
-        if its logits are NaN or infinite, its token is not finite; the other sequences continue."""
+        """Decode one new token for each sequence started before the previous step. A sequence
+        started later may return its first token one step later. The cache counts a returned token:
+        before every call, each started sequence needs capacity for one token more than it holds. A
+        newly started sequence needs two more: its last prompt token and its first new token. If a
+        sequence's grammar fails, its token has an error. If its logits are NaN or infinite, its
+        token is not finite. In both cases the other sequences continue."""
 
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
         """Move the cache of `sequence` into `blocks` (per layer, in order) by setting their
         `start`, `token_count` and `layer_data`, and close the sequence, even on failure. Returns
-        the blocks that were not needed, which hold no memory. Copies nothing if all were needed."""
+        the unused blocks, which hold no memory. Copies nothing if it uses all blocks."""
 
     def close(self, sequence: SequenceId) -> None:
         """Free `sequence` and its memory. May be called at any time."""
@@ -281,14 +281,14 @@ class BatchBackend(Protocol):
 
     def pause(self, sequence: SequenceId) -> SampledToken | None:
         """Remove `sequence` from the decode batch; it stays open with its cache. The caller may
-        then export, prefill and start it again. Returns the token that the next decode would have
-        returned, which the cache lacks; None if it is not known. A caller that accepts the token
-        starts the sequence with it; otherwise the backend samples it again. A token that is not
-        finite is always returned, because the sequence may then hold invalid values."""
+        then export, prefill and restart it. Returns the token that the next `decode` would have
+        returned, which the cache lacks; None for an unknown token. A caller that accepts the token
+        starts the sequence with it; otherwise the backend samples again. Always returns a token
+        that is not finite, because the sequence may hold invalid values."""
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
         """Return a copy of the body of tokens `start` to `stop`, all in one block. A deferred body
-        too has the content as of this call, no matter what happens to the sequence later. `part` is
+        also has the content at the time of this call, even if the sequence changes later. `part` is
         FULL or WINDOW. Raises BackendError if the layers do not hold these tokens."""
 
     def is_finite(self, part: Part, body: bytes) -> bool:
@@ -296,36 +296,36 @@ class BatchBackend(Protocol):
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
         """Return everything needed to resume `sequence` at its current length, except the bodies of
-        its blocks. Resuming needs WINDOW blocks only if they lie entirely inside the window before
-        the next token; if the window begins inside a block, the checkpoint holds this part of the
-        block."""
+        its blocks. Resuming needs only WINDOW blocks that lie entirely inside the window before the
+        next token. If the window begins inside a block, the checkpoint holds the block's part
+        inside the window."""
 
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
         """Return targets for the bodies of tokens `start` to `stop`, one per block. `start` is a
         multiple of 256, and for FULL the current length of the sequence, which must have the
-        capacity. Before `loaded`, the caller closes each target or drops it unused; nothing reads
-        them earlier."""
+        capacity. Before `loaded`, the caller closes each target or drops it unused. The backend
+        reads no target before that."""
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
         """Add the bodies that `loading` received to the cache, which then holds `length` tokens.
-        `checkpoint` was exported at that length; it is needed if the layout needs checkpoints. If
-        it is from another model or position, raises CacheReconstructionError, with the sequence as
-        it was before `loading`."""
+        `checkpoint`, exported at that length, is required if the layout needs checkpoints. For a
+        checkpoint of another model or position, raises CacheReconstructionError and undoes
+        `loading`."""
 
 
 class GrammarProbe(Protocol):
-    """Compiles one grammar at a time, within limits, to find out whether it is usable."""
+    """Compiles one grammar at a time, within limits, to find out whether the engine can use it."""
 
     def problem(self, grammar: Grammar) -> str:
-        """Return the reason why `grammar` is not usable, such as its cost; empty if it is usable.
-        Blocks. Raises CapacityError if the check did not finish, as after `stop`, and
+        """Return the reason why `grammar` is not usable, such as its cost; "" for a usable grammar.
+        Blocks. Raises CapacityError for an unfinished check, as after `stop`, and
         InvalidRequestError if the model's answers cannot follow grammars."""
 
     def stop(self) -> None:
         """Make a running call of `problem` end soon. Any thread may call it at any time."""
 
     def close(self) -> None:
-        """Release everything; make no other call during or after it."""
+        """Release all resources. During and after `close`, make no other call."""
 
 
 class ModelProviderPort(Protocol):
@@ -336,15 +336,15 @@ class ModelProviderPort(Protocol):
     ) -> tuple[BatchBackend, Tokenizer]:
         """Load the model and tokenizer of `model_id`, a folder or a hub id, with the adapter in the
         folder `adapter`. Models loaded from the same files share their weights. Raises
-        ModelNotFoundError if the model does not exist or does not load, and UnsupportedModelError
-        for an unsupported kind of cache."""
+        ModelNotFoundError if the model is missing or does not load, and UnsupportedModelError for
+        an unsupported kind of cache."""
 
     def load_in_slices(
         self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
     ) -> Slices[tuple[BatchBackend, Tokenizer]]:
-        """Do the work of `load_model` in slices, so that the thread can compute with other models
-        in between. Raises WeightsTooLargeError before it reads weights that need more than
-        `max_bytes`, unless a loaded model shares them."""
+        """Do the work of `load_model` in slices, between which the thread can compute with other
+        models. Raises WeightsTooLargeError, before reading weights, if these need more than
+        `max_bytes` and no loaded model shares them."""
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         """Return the description of `model`'s cache for one sequence."""
@@ -355,7 +355,7 @@ class StepObserver(Protocol):
 
     def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:
         """Record a finished step of `seconds` in which `n_decoding` requests decoded; `prefilled`
-        says whether it also computed prompts."""
+        is true if the step also computed prompts."""
 
 
 class Clock(Protocol):

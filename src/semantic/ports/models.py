@@ -16,10 +16,10 @@ ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
     """The current status of a model. While it is loaded, `n_bytes` is the size of its weights and
-    its pool; weights that models share count for the first of these models. `running` requests use
-    it, `waiting` requests wait until it is loaded. Without another request it unloads in
-    `expires_in` seconds; None if it stays or the time is not known. It has been idle for `idle_for`
-    seconds; None while it is in use or not loaded."""
+    its pool; shared weights count for the first of the models that share them. `running` requests
+    use the model, `waiting` requests wait until it is loaded. Without another request the model
+    unloads in `expires_in` seconds; None if it stays or the time is unknown. The model has been
+    idle for `idle_for` seconds; None while it is in use or not loaded."""
 
     served: ServedModel
     state: ModelState
@@ -45,15 +45,15 @@ OnArrived = Callable[[Arrived], None]
 
 
 class ModelsPort(Protocol):
-    """The models of a server; the first serves requests that name none. Methods accept every name
-    of a model, and raise ModelNotFoundError for an unknown name."""
+    """The models of a server; the first serves requests that name no model. Methods accept every
+    name of a model, and raise ModelNotFoundError for an unknown name."""
 
     def serving_of(self, name: str | None = None) -> ServingPort:
-        """Return the model `name`. Its requests load it if necessary, and wait for that."""
+        """Return the model `name`. A request to an unloaded model loads it and waits."""
 
     def agents_of(self, name: str | None = None) -> AgentsPort:
-        """Return the agents of a model. Calls that need the model load it; `requests` lists the
-        requests of all models."""
+        """Return the agents of a model. Calls that need the loaded model load it. The agents'
+        method `requests` lists the requests of all models."""
 
     def statuses(self) -> Sequence[ModelStatus]:
         """Return the status of every model, in the order of the models."""
@@ -62,7 +62,7 @@ class ModelsPort(Protocol):
         """Return the status of one model."""
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """Unload the model after `seconds` without a request, counted from now on; None: never."""
+        """Unload the model after `seconds` without a request, from now on; None means never."""
 
     def load(self, name: str) -> Coroutine[object, object, ModelStatus]:
         """Load the model unless it is loaded. Raises ModelLoadError and OverloadedError."""
@@ -73,8 +73,7 @@ class ModelsPort(Protocol):
 
     def fetch(self, hub_id: str, on_arrived: OnArrived) -> Coroutine[object, object, ModelStatus]:
         """Download a hub model, or complete its download, and serve it: a request that names the
-        model loads it. Downloads run one at a time; does not download a model that is already
-        served. Calls `on_arrived` on the event loop. A cancellation stops the download; the next
-        call continues it. Raises ModelNotFoundError, OperatorError if the hub or the disk fails,
-        and, before it downloads anything, InvalidRequestError for an invalid hub id or a model that
-        does not fit."""
+        model loads it. Downloads run one at a time. Downloads nothing for a served model. Calls
+        `on_arrived` on the event loop. A cancellation stops the download; the next call continues
+        it. Raises ModelNotFoundError, and OperatorError if the hub or the disk fails. Before a
+        download, raises InvalidRequestError for an invalid hub id or a model that does not fit."""

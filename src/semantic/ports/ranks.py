@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 
 class Op(IntEnum):
-    """Kinds of frames. Members without a comment are calls of `BatchBackend` that rank 0 sends."""
+    """Kinds of frames. A member without a comment is a call of `BatchBackend`, sent by rank 0."""
 
     BEAT = auto()  # either way: the sender is alive
     END = auto()  # from rank 0: the work has ended
@@ -49,8 +49,8 @@ Data = bytes | bytearray | memoryview
 
 
 class Frame(NamedTuple):
-    """One message between two ranks. `number` is the number of the call that the frame makes or
-    belongs to."""
+    """One message between two ranks. `number` identifies the call that the frame makes or belongs
+    to."""
 
     op: Op
     number: int
@@ -72,15 +72,15 @@ class Pins(Protocol):
 
 
 class MappedPort(Protocol):
-    """Memory that rank 0 shares with this rank, in numbered pieces, mapped here. One thread adds
-    and drops pieces; other threads use them."""
+    """Memory of rank 0 that this process maps, in numbered pieces. One thread adds and drops
+    pieces; other threads use the pieces."""
 
     driver: Pins | None
     """Pins the memory that the device needs to access."""
 
     def add(self, number: int, descriptor: int, n_bytes: int) -> None:
-        """Map a piece of memory and close its `descriptor`. A failure is raised later, by
-        `view`."""
+        """Map a piece of memory and close its `descriptor`. On failure, a later `view` raises the
+        error."""
 
     def drop(self, numbers: Sequence[int]) -> None:
         """Unmap pieces that are no longer in use."""
@@ -90,31 +90,31 @@ class MappedPort(Protocol):
         failed."""
 
     def offer(self, call: int, where: Sequence[int]) -> None:
-        """Record where rank 0 wants the body that a call exports; an empty `where` means in a
-        frame."""
+        """Record the place in shared memory for the body that `call` exports. An empty `where`
+        means that the body goes in a frame."""
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait until rank 0 says where it wants a call's body, and return that memory of `n_bytes`;
-        None if it wants the body in a frame. Raises RuntimeError."""
+        """Wait until rank 0 gives a place for the body of `call`; return that memory of `n_bytes`.
+        Returns None if the body goes in a frame. Raises RuntimeError."""
 
     def leave(self, call: int) -> None:
-        """Forget where rank 0 wants the body of a call."""
+        """Forget the place for the body of `call`."""
 
 
 class ChannelPort(Protocol):
-    """A connection for frames to and from one other rank, the `peer`. Any thread may send."""
+    """A connection for frames between this rank and the rank `peer`. Any thread may send."""
 
     peer: int
     is_local: bool
     mapped: MappedPort
 
     def send(self, frame: Frame, descriptor: int | None = None) -> None:
-        """Send a frame, then the file descriptor `descriptor`, if given. Does not report that the
-        peer is lost: other code then ends the process."""
+        """Send a frame, then the file descriptor `descriptor`, if given. Does not report a lost
+        peer: then other code ends the process."""
 
 
 class LinksPort(Protocol):
-    """The connections of one rank. When one is lost, all ranks end."""
+    """The connections of one rank. The loss of any of them ends all ranks."""
 
     channels: Sequence[ChannelPort]
     """On rank 0, the channels to all other ranks; on any other rank, the channel to rank 0."""
@@ -127,13 +127,13 @@ class LinksPort(Protocol):
     with each beat."""
 
     def computing(self, what: str) -> AbstractContextManager[None]:
-        """Limit the time that a call may take while it waits for other ranks."""
+        """Limit the time of the call `what`, which waits for other ranks."""
 
     def finish(self) -> None:
-        """End the work in good order: from now on, a peer that ends is not a failure."""
+        """Announce the regular end of the work: from now on, the end of a peer is not a failure."""
 
     def end(self, reason: str) -> None:
-        """End this process because the ranks cannot continue; the other ranks then end too."""
+        """End this process for `reason`; the other ranks then end too."""
 
 
 class CollectivePort(Protocol):
@@ -143,13 +143,13 @@ class CollectivePort(Protocol):
     size: int
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the `data` of every rank in the order of the ranks; the data of all ranks must
-        have the same length."""
+        """Return the `data` of every rank, in the order of the ranks. Every rank must pass the same
+        number of bytes."""
 
 
 class PlacementPort(Protocol):
-    """The place of this process among the `size` processes that compute a model: its number `rank`;
-    `here` of the processes run on this machine."""
+    """The place of this process among the `size` processes that compute a model. `rank` is its
+    number; `here` is the number of these processes on this machine."""
 
     @property
     def rank(self) -> int: ...
@@ -165,10 +165,10 @@ class PlacementPort(Protocol):
         """Name of the framework's backend for communication between ranks."""
 
     def meeting(self) -> AbstractContextManager[None]:
-        """Limit the time until all ranks are connected; the process ends if that takes longer."""
+        """Limit the time until all ranks are connected; the process ends after that time."""
 
     def connect(self, ranks: CollectivePort, mapped: Callable[[], MappedPort]) -> LinksPort:
-        """Connect this rank with the others, and call `mapped` for the `MappedPort` of each
+        """Connect this rank with the other ranks. Calls `mapped` to get the `MappedPort` of each
         channel. Raises BackendError if a rank cannot be reached."""
 
 

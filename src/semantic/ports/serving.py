@@ -24,13 +24,13 @@ class Ask:
     """A request for one answer.
 
     If `max_tokens` is None, the answer may fill the context. If `agent` is None, the request
-    belongs to the agent whose history the prompt continues, or to a new agent; with an `identity`,
-    to one of that identity's agents. Tenants share nothing. `thinking_tokens` limits the reasoning
-    of the answer, if the model has marks of reasoning: None sets no limit, 0 allows none. Without
-    `keep` the request may read caches but adds nothing to them. `context_tokens` is a limit on
-    prompt plus answer below the model's own. With `numbered_calls`, the ids of the answer's tool
-    calls follow from their place in the conversation, see `numbered_call`; otherwise they are
-    random. The store keeps the one-line `note` with the agent. `hints` are about the agent.
+    belongs to the agent whose history the prompt continues, or to a new agent. With an `identity`,
+    only agents of this identity count. Tenants share nothing. `thinking_tokens` limits the
+    reasoning of the answer, if the model has marks of reasoning: None sets no limit, 0 allows none.
+    Without `keep` the request may read caches but adds nothing to them. `context_tokens` limits
+    prompt plus answer, below the model's limit. With `numbered_calls`, a tool call's id follows
+    from its place in the conversation, see `numbered_call`; otherwise ids are random. The store
+    keeps the one-line `note` with the agent. `hints` are the agent's hints.
     """
 
     prompt: Prompt
@@ -60,8 +60,8 @@ class ModelDetails:
     of its weights on disk, `memory_bytes` their size in memory, which is GPU memory if `on_gpu`.
     `modified` is the newest modification time of its files, Unix time in seconds. `trained_tokens`
     is the length of context that it was trained for; None if its configuration does not say.
-    `template` is its chat template; "" if it has none. `thinks` says whether it has marks of
-    reasoning. `call_parser` names the parser of its tool calls."""
+    `template` is its chat template; "" if it has none. `thinks` is true if it marks reasoning.
+    `call_parser` names the parser of its tool calls."""
 
     architecture: str
     parameters: int
@@ -84,9 +84,9 @@ class ModelDetails:
 class ServedModel:
     """A model of a server. Lists of models show its `names`, the id first; requests may also use
     the `aliases`. `details` is None for a model without files. `context_tokens` limits prompt and
-    answer together: the model's own limit or the capacity of the pool, whichever is less.
-    `sampling` is the default for requests. `created` is Unix time in seconds. `parent` is the id of
-    the base model if this model is an adapter, else None."""
+    answer together: the lower of the model's own limit and the pool's capacity. `sampling` is the
+    default for requests. `created` is Unix time in seconds. `parent` is the id of the base model if
+    this model is an adapter, else None."""
 
     names: tuple[str, ...]
     context_tokens: int
@@ -115,9 +115,9 @@ class ServingPort(Protocol):
 
     def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
         """Yield the answer's events; awaiting the first event submits the request. Closing the
-        generator before its end cancels the request. Before the first event, it raises
-        InvalidRequestError, ContextOverflowError (exceeds the context) or OverloadedError (the
-        queue is full); after that every failure is an AnswerEnd with the reason "error"."""
+        generator before its end cancels the request. Before the first event, raises
+        InvalidRequestError, ContextOverflowError (exceeds the context) or OverloadedError (full
+        queue). Every later failure is an AnswerEnd with the reason "error"."""
 
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
@@ -129,8 +129,8 @@ class ServingPort(Protocol):
         """Return the text of `tokens`. Raises InvalidRequestError for an unknown id."""
 
     async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
-        """Return the text of each token by itself, for APIs that show log-probabilities with text
-        instead of ids."""
+        """Return the text of each token by itself: APIs show log-probabilities with texts instead
+        of token ids."""
 
 
 class EngineState(StrEnum):
@@ -158,10 +158,10 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """Figures of an engine at one moment. `inbox` counts submissions that the engine has not
-    validated yet, `waiting` the requests without blocks. `queued` of these submissions and requests
-    have never run; their caches may need `queued_bytes`. `idle` counts agents that have a cache in
-    the pool but no request. `pool_bytes` is the pool's limit. `preemptions`, `rebuilds` and
+    """Figures of an engine at one moment. `inbox` counts submissions before their validation,
+    `waiting` counts requests without blocks. `queued` submissions and requests among these have
+    never run; their caches may need `queued_bytes`. `idle` counts agents that have a cache in the
+    pool but no request. `pool_bytes` is the pool's limit. `preemptions`, `rebuilds` and
     `restored_bytes` (for each tier of the store) count from the start of the process."""
 
     state: EngineState
@@ -181,9 +181,8 @@ class EngineFigures:
 @dataclass(frozen=True, slots=True)
 class MemoryFigures:
     """The process' memory in bytes, as the system counts it. `limit_bytes` is the current limit,
-    below `max_bytes` while the system is short of memory. `steps` are the measures against memory
-    pressure that are in effect, in order; `counts` says how often the guard took each since the
-    start."""
+    below `max_bytes` while the system is short of memory. `steps` are the current measures against
+    memory pressure, in order; `counts` says how often the memory guard has taken each measure."""
 
     used_bytes: int
     limit_bytes: int
@@ -201,13 +200,13 @@ class MemoryLimit(Protocol):
         Thread-safe."""
 
     async def look_at_memory(self) -> None:
-        """Measure the memory, unless the last measurement is recent: while the engine's thread is
-        idle, nothing else measures it."""
+        """Measure the memory, unless the last measurement is recent. While the engine's thread is
+        idle, only this call measures it."""
 
     async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
         """Set another limit, or the initial limit if None; return once the process has freed the
-        excess. Raises InvalidRequestError, with nothing changed, if the process cannot free enough
-        or its memory is not limited."""
+        excess. Raises InvalidRequestError and changes nothing if the process cannot free enough or
+        has no memory limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""StorePort: a store of blocks and of agents' manifests, in memory, on disk or both.
+"""StorePort: a store of blocks and of agents' manifests, in memory, on disk or in both.
 
 A store is a cache, never a source of truth: anything that it dropped or cannot verify is a miss.
-`TurnsPort` and `ResponsesPort` keep turns and responses of conversations; only the tenant that
-stored one finds it; a history whose turn is missing is rendered again. Thread-safe.
+`TurnsPort` and `ResponsesPort` keep turns and responses of conversations for the tenant that stored
+them. If a turn is missing, the chat template renders the history again. Thread-safe.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from semantic.domain.stored import (
 class ResponsesPort(Protocol):
     """Stores responses by tenant and id, within a budget of bytes; evicts the oldest response of
     the tenant whose responses need most bytes. Thread-safe. Calls may block and may raise
-    StoreError, so make none on an event loop, nor after `close`."""
+    StoreError, so do not call it on an event loop, nor after `close`."""
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """Return the stored response; None if it is unknown, another tenant's, deleted or
-        damaged."""
+        """Return the stored response; None for an unknown, deleted or damaged response, or another
+        tenant's."""
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        """Store `response` in place of an earlier one with the same id; drop it if it is larger
+        """Store `response` in place of an earlier response with the same id; drop a response larger
         than the budget."""
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """Delete a response. Returns False if it does not exist."""
+        """Delete a response. Returns False for a missing response."""
 
     def close(self) -> None:
         """Release files. Idempotent."""
@@ -65,14 +65,14 @@ class TurnsPort(Protocol):
     """Stores turns by the point at which they end. Thread-safe."""
 
     def get(self, point: Point) -> Turn | None:
-        """Return the turn that ends at `point`; None if it is unknown or damaged."""
+        """Return the turn that ends at `point`; None for an unknown or damaged turn."""
 
     def put(self, turn: Turn) -> Future[None] | None:
         """Store `turn` in place of an earlier turn at the same point; a turn without tokens
         replaces nothing. Never raises: drops the turn on failure. In a fleet, returns a future that
-        is done once other machines can find the turn, or once that has failed; the end of an answer
-        waits for it, for at most `MOST_WAIT`. Returns None without a fleet, or if the last call of
-        the fleet's store failed or is late."""
+        is done once other machines can find the turn or the upload has failed. The end of an answer
+        waits at most `MOST_WAIT` for this future. Returns None without a fleet, or if the last call
+        of the fleet's store failed or is late."""
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
         """Load the turns at `points` of one owner's conversation, in order, from the fleet's store,
@@ -88,12 +88,11 @@ class SharedTurnsPort(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """True if the last call failed or a `put` is late. A `put` counts as late even before
-        `MOST_WAIT` has passed, so that only one answer waits for a store that hangs. Does not
-        wait."""
+        """True if the last call failed or a `put` is late. A `put` is late even before `MOST_WAIT`,
+        so that only one answer waits for a store that hangs. Returns at once."""
 
     def put(self, turn: Turn) -> None:
-        """Store `turn` and return once other machines can find it; drop it on failure. A turn
+        """Store `turn` and return once other machines can find it, or drop it on failure. A turn
         without tokens replaces nothing. May wait."""
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> Sequence[Turn]:
@@ -106,64 +105,64 @@ class SharedTurnsPort(Protocol):
 
 class CacheStorePort(Protocol):
     """Stores immutable block bodies by content hash. A failure of the disk raises nothing: it
-    counts in `stats`, and as a miss. A tier that also implements `LookUpPort` has no quota of its
-    own, and answers all calls but reads and writes from its last look-up."""
+    counts in `stats`, and as a miss. A tier that also implements `LookUpPort` has no quota. Except
+    for reads and writes, such a tier answers calls from its last look-up."""
 
     @property
     def secret(self) -> bytes:
-        """32 random bytes from which tenants' tags are derived; they stay the same for the store's
-        whole life."""
+        """32 random bytes from which the tenants' tags derive. These bytes never change during the
+        store's life."""
 
     @property
     def holds_back(self) -> bool:
-        """True while the store does not write interim blocks to disk, because the daily write limit
-        is reached, or does not send them to other machines, because uploads fail or lag."""
+        """True while the store keeps interim blocks in memory only: the disk has reached its daily
+        write limit, or uploads to the fleet's store fail or lag."""
 
     def put(self, block: StoredBlock) -> bool:
         """Store `block`; does nothing if it is stored already. Returns False if it stores nothing:
-        pins fill the quota, writes back up, or the disk fails. The quota holds at any time. To make
-        room, the store evicts blocks of the tenant that has most, as long as that tenant has more
-        than the block's: least recently used first, and the end of a chain before its start. So a
-        tenant never loses an equal part of the quota to others, and pins do not keep more than
-        that. The store refers to `block` without a copy and never changes it. While `holds_back` is
-        true, an interim block stays in memory only."""
+        pins fill the quota, writes back up, or the disk fails. The quota holds at any time. To free
+        space, the store evicts blocks of the tenant with most bytes, if it has more than the
+        block's tenant: least recently used first, and a chain's end before its start. So a tenant
+        never loses an equal share of the quota to others, and pins protect at most that share. The
+        store refers to `block` without a copy and never changes it. While `holds_back` is true, an
+        interim block stays in memory only."""
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """Delete blocks, even if they are in use or pinned; blocks that follow them stay."""
+        """Delete blocks, even if they are in use or pinned; later blocks of their chains stay."""
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-        """Return what the index knows of the blocks of `keys` that it has, without reading bodies.
-        Does not count as a use."""
+        """Return the index's entries for the `keys` that it knows, without reading bodies. Does not
+        count as a use."""
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """Return the `keys` that at least one tier lacks and a `put` could add; empty while the
+        """Return the `keys` that at least one tier lacks and that `put` could add. Empty while the
         store refuses puts."""
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
         """Return the headers of all indexed blocks that follow `parent`, without reading bodies."""
 
     def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
-        """Return the `children` worth comparing with the tokens `like`: each child whose tokens are
-        the beginning of `like`, and the child that shares most tokens with `like` if `begins_like`
-        is true of both."""
+        """Return the `children` worth comparing with the tokens `like`: each child whose tokens
+        begin `like`, and the child with the longest common beginning, provided that `begins_like`
+        accepts this child."""
 
     def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
         """Return the bodies that are in this process's memory, without copying them; the caller
-        reads the others from the store. Waits for bodies still being copied from a device; changes
+        reads other bodies from the store. Waits for copies from a device to finish; changes
         nothing."""
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
-        """Read bodies into the targets of `reads`, in parallel. Returns, for each read, True if the
-        body is verified; False if not, and its targets then have undefined content. Quarantines a
-        damaged body."""
+        """Read bodies into the targets of `reads`, in parallel. Returns True for each read with a
+        verified body. For a failed read it returns False, and the targets have undefined content.
+        Quarantines a damaged body."""
 
     def read(self, header: BlockHeader) -> bytes | None:
-        """Return the body of `header`; None if it is missing or fails the verification of
-        `read_into`."""
+        """Return the body of `header`; None for a missing body or one that `read_into` would
+        refuse."""
 
     def prefetch(self, header: BlockHeader) -> bool:
-        """Verify a body on disk and copy it to the memory tier, within the quota; return whether it
-        is in memory. Counts as a use. A store with one tier copies nothing."""
+        """Verify a body on disk and copy it to the memory tier, within the quota; return whether
+        the body is in memory. Counts as a use. A store with one tier copies nothing."""
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """Record a use of the blocks `keys`, a chain in order, so that the start of the chain is
@@ -173,7 +172,7 @@ class CacheStorePort(Protocol):
         """Return statistics, one entry per tier."""
 
     def flush(self) -> None:
-        """Return once everything accepted is as durable as this store can make it."""
+        """Return once all accepted data is as durable as this store can make it."""
 
     def close(self) -> None:
         """Flush, and release files and threads. Do not call the store afterwards."""
@@ -183,19 +182,19 @@ class AgentIndexPort(Protocol):
     """Agents' manifests, by scope and name. Thread-safe; handles failures like `CacheStorePort`."""
 
     def save(self, manifest: Manifest) -> bool:
-        """Store `manifest` as its agent's newest; it becomes durable only after the blocks that
-        were put before it. Assigns its generation and records a use of the agent's blocks. Returns
-        False if it stored nothing."""
+        """Store `manifest` as its agent's newest; the manifest becomes durable only after the
+        blocks of earlier puts. Assigns its generation and records a use of the agent's blocks.
+        Returns False for a dropped manifest."""
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
-        """Return the agent's newest manifest; None if it has none."""
+        """Return the agent's newest manifest; None without a manifest."""
 
     def scopes(self) -> Sequence[Scope]:
         """Return the scopes that have agents, in any order."""
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
-        """Return `limit` manifests of a scope that come after the place `after`, or fewer at the
-        end of the list. The list begins with the newest, judging by `Manifest.place`."""
+        """Return at most `limit` manifests of a scope: the next ones after the place `after`. The
+        order is newest first, by `Manifest.place`."""
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
         """Return the names of the agents in a scope whose manifests name `parent` as their parent,
@@ -206,12 +205,12 @@ class AgentIndexPort(Protocol):
         block."""
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """Remove the agent's manifest; the agent's blocks stay until evicted. Returns False if it
-        has no manifest."""
+        """Remove the agent's manifest; the agent's blocks stay until evicted. Returns False for an
+        agent without a manifest."""
 
     def pinned(self, tenant: bytes) -> Pinned:
         """Return how much the tenant with the tag `tenant` has pinned in the most durable tier, and
-        how much of that tier it may use."""
+        the limit of these pins."""
 
 
 class StorePort(CacheStorePort, Protocol):
@@ -219,29 +218,29 @@ class StorePort(CacheStorePort, Protocol):
 
     @property
     def agents(self) -> AgentIndexPort:
-        """The manifests of the agents, closed together with the store."""
+        """The index of the agents' manifests. Closing the store also closes this index."""
 
 
 class BlockObserver(Protocol):
-    """A tier tells it which whole blocks (`BlockHeader.is_whole_block`) the tier has. The tier
-    calls it in the order of the changes, under its locks and from any thread: a method must return
-    at once and must not call a store. It returns False if it could not record the change."""
+    """Receives the changes of a tier's whole blocks (`BlockHeader.is_whole_block`). The tier calls
+    in the order of the changes, under its locks and from any thread: a method must return at once
+    and must not call a store. A method returns False if it could not record the change."""
 
     def stored(self, header: BlockHeader, tier: Tier) -> bool:
-        """Record that requests find the block from now on, and perhaps did so before."""
+        """Record that requests find the block from now on; they may have found it before, too."""
 
     def removed(self, name: BlockHash, tier: Tier) -> bool:
         """Record that requests no longer find the block."""
 
     def listed_anew(self) -> None:
-        """Record that a tier's contents may have changed in any way and need to be listed again."""
+        """Record that a tier may have changed in any way: the observer lists the tier again."""
 
 
 class ListedTier(Protocol):
     """A tier that can list the hash chains that it stores."""
 
     def roots(self, namespace: bytes) -> frozenset[BlockHash]:
-        """Return the parents of the first blocks of all chains in `namespace`."""
+        """Return the parent hashes of the first blocks of all chains in `namespace`."""
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]: ...
 
@@ -255,8 +254,7 @@ class EventsPort(BlockObserver, Protocol):
         """Publish the blocks that `tiers` have in `namespace`, and every later change."""
 
     def close(self) -> None:
-        """Try for a moment to send pending events, then free the addresses that they are sent
-        from."""
+        """Try for a moment to send pending events, then free the addresses of the publisher."""
 
 
 OpensEvents: TypeAlias = Callable[[str, str], EventsPort]
@@ -265,25 +263,25 @@ OperatorError for an unusable one or if packages are missing."""
 
 
 class SharedStorePort(Protocol):
-    """Blocks, turns and responses of a fleet under one URL. Opening it sends no request."""
+    """Blocks, turns and responses of a fleet under one URL. Opening the store sends no request."""
 
     def blocks(self) -> StorePort:
-        """Return the tier of blocks and agents, which is also a `LookUpPort` and keeps within its
-        budget if it has one."""
+        """Return the tier of blocks and agents, which is also a `LookUpPort`. With a budget, evicts
+        objects beyond the budget."""
 
     def turns(self) -> SharedTurnsPort:
         """Return the store of past turns."""
 
     def responses(self, own: DiskResponsesPort) -> DiskResponsesPort:
-        """Return a store of responses that reads a response from the fleet if `own` lacks it."""
+        """Return a store of responses that reads responses missing in `own` from the fleet."""
 
     def try_out(self) -> tuple[float, bool]:
         """Write, read, list and delete an object. Return the seconds that this took, and whether
         the bucket keeps old versions of deleted objects. Raises StoreError."""
 
     def last_pass(self) -> tuple[str, Mapping[str, object]] | None:
-        """Return a report on the last eviction, as text and as fields; None before the first.
-        Raises StoreError."""
+        """Return a report on the last eviction, as text and as fields; None before the first
+        eviction. Raises StoreError."""
 
 
 OpensShared: TypeAlias = Callable[[str, bytes, int | None], SharedStorePort]
@@ -293,9 +291,9 @@ None. Raises InvalidRequestError for a malformed URL, and OperatorError if packa
 
 @runtime_checkable
 class LookUpPort(Protocol):
-    """A tier that is too slow for the engine's thread: another thread looks things up in it before
-    the engine queues a request. Failures raise nothing. A call sends a few requests one after
-    another and stops when one is late."""
+    """A tier too slow for the engine's thread: another thread looks up a request's blocks and agent
+    in this tier before the engine queues the request. Failures raise nothing. A call sends a few
+    requests one after another, and stops when a request is late."""
 
     def look_up_agent(self, scope: Scope, agent_id: str) -> None:
         """Fetch the agent's newest manifest."""
@@ -303,6 +301,6 @@ class LookUpPort(Protocol):
     def look_up(
         self, scope: Scope, links: Sequence[BlockLink], layout: BlockLayout, start: int = 0
     ) -> None:
-        """Fetch what the tier knows of the chain `links`: how many of its blocks it stores, the
-        blocks that follow them, and everything needed to resume. The last link may be partial;
-        other tiers have the first `start` blocks."""
+        """Look up the chain `links` in this tier: how many blocks it stores, the blocks that follow
+        them, and everything needed to resume. The last link may be partial; other tiers have the
+        first `start` blocks."""
