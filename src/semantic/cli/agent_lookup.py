@@ -75,7 +75,7 @@ IsPinned = Annotated[
 @contextmanager
 def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskStore]:
     """Open the store on disk, and close it afterwards. Raises StoreError, and InvalidRequestError
-    for a missing folder unless `create` is set: a typing error must not create a store."""
+    for a missing folder unless `create` is set: a mistyped path must not create a store."""
     settings = options.settings()
     if settings.store is not None and not create and not os.path.lexists(settings.store):
         raise InvalidRequestError(f"there is no store {settings.store}")
@@ -87,8 +87,8 @@ def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskS
 
 
 def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
-    """Return the scopes of a tenant's agents, one per model. `tenant` is its id; None means the
-    local tenant. Raises InvalidRequestError if no tenant with this id has agents."""
+    """Return the scopes of a tenant's agents, one per model. `tenant` is the tenant's id; None
+    means the local tenant. Raises InvalidRequestError if no tenant with this id has agents."""
     if tenant is None:
         return store.scopes_of(tenant_tag(store.secret, LOCAL_TENANT))
     every = store.scopes()
@@ -120,7 +120,7 @@ def last_saved(
 def agents_where(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, model_id: str | None = None
 ) -> list[Manifest]:
-    """Return the agents that `only` accepts, last saved first; `model_id` may be cut short."""
+    """Return agents that `only` accepts, last saved first; `model_id` may lack the id's end."""
     of_model = (model_id or "").lower()
     found = [
         manifest
@@ -135,7 +135,7 @@ def agents_where(
 def find_agent(
     store: DiskStore, name: str, model_id: str | None, tenant: str | None = None
 ) -> Manifest:
-    """Return a tenant's agent by name. Raises InvalidRequestError unless exactly one matches."""
+    """Return a tenant's agent by name. Raises InvalidRequestError for no agent or several."""
     known = [store.manifest(scope, name) for scope in scopes_of(store, tenant)]
     named = [manifest for manifest in known if manifest is not None]
     if not named:

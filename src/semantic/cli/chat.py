@@ -68,14 +68,14 @@ def chat(
 
 
 def joined(lines: Iterable[str]) -> Iterator[str]:
-    """Yield messages: each line, joined with the next ones while it ends with a backslash."""
+    """Yield messages: a line that ends with a backslash continues in the next line."""
     rest = iter(lines)
     for line in rest:
         yield _continued(line, lambda: next(rest, ""))
 
 
 def _continued(line: str, more: Callable[[], str]) -> str:
-    """Return `line`; while it ends with a backslash, replace that with a line from `more`."""
+    """Return `line`, with each backslash at its end replaced by the next line from `more`."""
     while line.endswith("\\"):
         line = f"{line[:-1]}\n{more()}"
     return line

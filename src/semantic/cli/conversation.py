@@ -16,8 +16,8 @@ Message = dict[str, str]
 def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, ...] | None:
     """Return the prompt for the user's message `text` after the agent's last answer; None if the
     agent has no conversation. The agent's note contains the messages up to the last question; the
-    answer is decoded from the agent's tokens after the prompt. Raises InvalidRequestError if the
-    chat template refuses the messages."""
+    agent's tokens after the prompt give the answer. Raises InvalidRequestError if the chat template
+    refuses the messages."""
     saved = messages_in(agent.note)
     if saved is None:
         return None
@@ -31,10 +31,10 @@ def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, 
 def _extended(
     tokenizer: Tokenizer, past: Sequence[int], rendered: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the tokens `rendered`, but beginning with the tokens `past` of earlier turns if both
-    have the same text: a model may generate other tokens for a text than the tokenizer does, and
-    the cache contains the model's. If the template renders earlier turns differently, for example
-    without reasoning, return `rendered`; the cache then helps only up to the first difference."""
+    """Return the tokens `rendered`, beginning with the tokens `past` of earlier turns if both have
+    the same text. The model may generate other tokens for a text than the tokenizer, and the cache
+    has the model's tokens. If the template renders earlier turns differently, for example without
+    reasoning, return `rendered`: the cache then helps only up to the first difference."""
     text, before = tokenizer.decode(rendered), tokenizer.decode(past)
     # If decoding and encoding again changes the tokens, the text hides some (such as a BOS), so
     # texts cannot be compared.

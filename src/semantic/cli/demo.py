@@ -1,6 +1,6 @@
 """`semantic demo`: agents in one batch, resumed from their caches, and restored after `kill -9`.
-Its answers without a store show that no answer depends on a cache. The demo kills the process
-`python -m semantic.cli.demo`, which writes answers as lines of JSON."""
+Answers without a store show that no answer depends on a cache. The demo kills the process `python
+-m semantic.cli.demo`, which writes answers as lines of JSON."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ Message = dict[str, str]
 
 
 class Role(NamedTuple):
-    """The script of one agent: its first message and the answer to it, the number of sums that
-    follow, a task, and a question with the words that its answer must contain."""
+    """The script of one agent: its first message, the answer to this message, the number of sums
+    that follow, a task, and a question. The answer to the question must contain `words`."""
 
     agent: str
     told: str
@@ -75,8 +75,8 @@ CAST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, the number of its prompt's tokens, how many of these were cached, and the seconds
-    until its first piece."""
+    """An answer, the number of prompt tokens, the number of cached prompt tokens, and the seconds
+    until the answer's first piece."""
 
     text: str
     prompt_tokens: int
@@ -85,7 +85,7 @@ class Answer:
 
 
 class Batch(NamedTuple):
-    """A batch's answers by agent, its seconds, and the number of tokens in all answers."""
+    """A batch's answers by agent, its duration in seconds, and the token count of all answers."""
 
     texts: dict[str, str]
     seconds: float
@@ -105,7 +105,7 @@ class Recall:
 
     @property
     def failures(self) -> list[str]:
-        """One sentence for each expectation that was not met."""
+        """One sentence for each expectation that the answers do not meet."""
         found = [f"{self.agent} was told {word} but did not say so" for word in self.missing]
         for how, answer, cold in zip(
             ("resumed", "restored"), (self.resumed, self.restored), self.cold, strict=True
@@ -171,11 +171,11 @@ _NEXT: Final = (
 
 
 def _silent(_: str) -> None:
-    """Used instead of `typer.echo` with --json."""
+    """Discard a text: the replacement for `typer.echo` with --json."""
 
 
 def _compared(engine: Engine, role: Role, told: str, resumed: Answer, restored: Answer) -> Recall:
-    """Ask the same questions of an engine without a store, and return all answers of the agent."""
+    """Ask an engine without a store the same questions; return all answers of the agent."""
     asked = [*script(role), _said(told), {"role": "user", "content": role.question}]
     again = [*asked, _said(resumed.text), asked[-1]]
     answers = (_asked(engine, role.agent, asked), _asked(engine, role.agent, again))
@@ -185,7 +185,7 @@ def _compared(engine: Engine, role: Role, told: str, resumed: Answer, restored: 
 
 
 def table(recalls: Sequence[Recall], tokens_per_second: float) -> list[str]:
-    """Return four lines: one for each way to answer, over all agents, and one for the batch."""
+    """Return four lines: one over all agents for each way to answer, and one for the batch."""
     ways = {
         "without a cache": [one.cold[0] for one in recalls],
         "resumed": [one.resumed for one in recalls],
@@ -219,7 +219,7 @@ def _said(text: str) -> Message:
 
 
 def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
-    """Return an agent's answer to `said`; the agent does not keep a whole conversation."""
+    """Return an agent's answer to `said`. Messages (a list) in `said` leave the agent unchanged."""
     keep, begun, seconds = isinstance(said, str), time.perf_counter(), 0.0
     options: ChatOptions = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "keep": keep}
     with engine.chat(agent, said, stream=True, **options) as stream:
@@ -233,7 +233,7 @@ def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
 @contextmanager
 def child(settings: Settings, roles: Sequence[Role]) -> Iterator[Iterator[str]]:
     """Start a process that answers for agents; yield the lines that it writes, and kill it at the
-    end. If it ends early, exits with its exit code or raises BackendError."""
+    end. If the process ends early, exits with its exit code or raises BackendError."""
     given = {
         "model": settings.model,
         "pool_bytes": settings.pool_bytes,
@@ -260,8 +260,8 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
 
 
 def main(given: str) -> None:
-    """Run the process that the demo kills: it answers in a batch, then one by one, until it is
-    killed in the middle of an answer."""
+    """Run the process that the demo kills: it answers in a batch, then agent by agent, until the
+    demo kills it in the middle of an answer."""
     from semantic import Engine
 
     be_program()

@@ -170,12 +170,12 @@ def check_blas() -> Finding:
 
 
 def check_kernels() -> Finding:
-    """Report the folder in which MLX compiles. Raises BackendError if others can write to it."""
+    """Report MLX's folder for compiling. Raises BackendError if other users can write to it."""
     return Finding("kernels", "ok", f"compiled in {kernel_folder()}, for this user alone")
 
 
 def check_identity(settings: Settings) -> Finding:
-    """Report what blocks depend on in addition to a model's files: chip, BLAS kernel and secret."""
+    """Report what identifies blocks besides a model's files: chip, BLAS kernel and secret."""
     try:
         owner = "the store's own" if fleet_secret(settings) is None else "the fleet's"
     except InvalidRequestError as error:
@@ -256,7 +256,7 @@ def _served(given: ModelsOptions, adapters: Sequence[str]) -> list[ServeSettings
 
 
 def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
-    """Check each model, with its pool next to the others in one server, then all together."""
+    """Check each model, with its pool beside the other models' in one server, then all together."""
     from semantic.serve_models import ModelsSettings, plan_models
 
     if len(models) == 1:
@@ -334,7 +334,7 @@ def check_weights(model: str) -> Iterator[Finding]:
 
 
 def check_calls(tokenizer: MLXTokenizer) -> Finding:
-    """Report how the model's tool calls and reasoning are read."""
+    """Report which formats of tool calls and reasoning the program reads for this model."""
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 
     found = MLXChatFormat(tokenizer)
@@ -361,7 +361,7 @@ def check_fit(pool: BlockPool, model: MLXBackend) -> Finding:
 
 
 def check_adapter(model: str, adapter: NamedAdapter) -> Finding:
-    """Check that an adapter fits the requested model, and report the memory that it adds."""
+    """Check that an adapter fits the requested model, and report the adapter's memory."""
     try:
         found = describe_model(find_model(model), adapter=adapter.folder).adapter
     except SemanticError as error:
@@ -373,7 +373,7 @@ def check_adapter(model: str, adapter: NamedAdapter) -> Finding:
 
 
 def check_caches(model: MLXBackend) -> Finding:
-    """Report the form of a batch's caches on this device, and measurements that decided it."""
+    """Report the form of a batch's caches on this device: pages, ragged or padded."""
     name = "caches"
     if model.in_pages:
         return Finding(name, "ok", "in pages")
@@ -404,7 +404,7 @@ def _lines(finding: Finding) -> list[str]:
 
 
 def _ragged(layers: Sequence[bool]) -> str:
-    """Return which layers use our caches; the others use mlx-lm's own, with padding."""
+    """Return a sentence about layers in this program's caches and layers in mlx-lm's own caches."""
     if all(layers):
         return f"all {len(layers)} layers"
     if not any(layers):

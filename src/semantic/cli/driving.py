@@ -96,7 +96,7 @@ class Driver:
 
 
 def succeeded(done: CompletedGeneration) -> CompletedGeneration:
-    """Return `done` itself if its request succeeded. Raises BackendError if it failed."""
+    """Return `done` if its request succeeded. Raises BackendError if the request failed."""
     if done.finish_reason == "error":
         raise BackendError(done.error or "the model failed")
     return done

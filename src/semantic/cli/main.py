@@ -49,8 +49,8 @@ class PlainGroup(TyperGroup):
 
 
 def _write_options(params: Sequence[Parameter], ctx: Context, formatter: HelpFormatter) -> None:
-    """Write the help of the arguments, then that of the options under their headings, in the order
-    of each heading's first option."""
+    """Write the help of the arguments, then the help of the options under their headings. Headings
+    follow the order of their first options."""
     headings: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: []}
     for param in params:
         record = param.get_help_record(ctx)
@@ -81,7 +81,7 @@ _ORDER = (
 
 
 def _joined(tables: Sequence[CommandTable]) -> CommandTable:
-    """Join all tables into one; if several have a group, its help text is from the first."""
+    """Join all tables; a group in several tables has the help text of the first."""
     groups: dict[str, tuple[str, dict[str, Command]]] = {}
     for name, (words, below) in (one for table in tables for one in table.groups.items()):
         known, commands = groups.get(name, (words, {}))
@@ -137,8 +137,8 @@ def group(
 def _defaults(
     commands: Mapping[str, Callable[..., None]], given: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return, for each command, the options `given` before it as its defaults, a repeatable
-    `--model` as a list."""
+    """Return each command's defaults: the options `given` before the command. A command with a
+    repeatable `--model` gets a list."""
     if "model" not in given:
         return dict.fromkeys(commands, given)
     several = {**given, "model": [given["model"]]}
@@ -155,7 +155,7 @@ def _takes_several(function: Command) -> bool:
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
-    """Return whether the command line has this option: a default must not hide other sources."""
+    """Return whether the command line has the option `name`: defaults must not hide variables."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

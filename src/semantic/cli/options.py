@@ -105,8 +105,8 @@ class CacheOptions:
     remote_store: RemoteStore = None
 
     def settings_of(self, model: str) -> Settings:
-        """Return the options as bootstrap's settings for `model`; if that is an alias, for the
-        alias's model. Raises InvalidRequestError for a budget of 0 or less."""
+        """Return bootstrap's settings for these options and `model`, which may be an alias. Raises
+        InvalidRequestError for a budget of 0 or less."""
         if self.no_store and self.store is not None:
             raise InvalidRequestError("expected either --store or --no-store")
         return Settings(
@@ -172,7 +172,7 @@ class FleetOptions:
 
 
 def gib(option: str, given: float | None) -> int | None:
-    """Return `given` GiB in bytes. Raises InvalidRequestError, which names `option`, if that is
+    """Return `given` GiB in bytes. Raises InvalidRequestError, which names `option`, if the size is
     less than one byte or infinite."""
     if given is None:
         return None
@@ -214,8 +214,8 @@ class SamplingOptions:
 
 
 class CommandTable(NamedTuple):
-    """The commands of a package by name: those with an engine's options, other commands, and
-    groups, each group with a help text and its commands."""
+    """The commands of a package by name. `commands` have options of the engine, commands in `apart`
+    lack these options. A group has a help text and commands."""
 
     commands: Mapping[str, Command]
     apart: Mapping[str, Command]
@@ -250,8 +250,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def _spread(
     parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, type]
 ) -> inspect.Signature:
-    """Return a signature that has, in place of each dataclass parameter, that dataclass's fields,
-    inherited fields last."""
+    """Return a signature with the fields of each dataclass in place of the dataclass parameter.
+    Inherited fields come last."""
     flat: list[inspect.Parameter] = []
     for name, parameter in parameters.items():
         hint = hints[name]

@@ -29,7 +29,7 @@ _NAME_CHARACTERS = 40
 
 
 class ProgressBar:
-    """One bar for a command, gone at its end. Hidden unless stderr is a terminal."""
+    """One progress bar for a command, which `hide` removes. Hidden unless stderr is a terminal."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
@@ -48,19 +48,19 @@ class ProgressBar:
         self.hide()
 
     def load(self, settings: Settings) -> App:
-        """Call `build_engine` and show a bar meanwhile; if the disk tier fails, print a notice and
-        continue without it."""
+        """Call `build_engine` behind a bar. If the disk tier fails, print a notice and continue
+        without the disk tier."""
         self.show(f"loading {settings.label}")
         app = build_engine(settings, print_store_unavailable)
         self.show("ready")
         return app
 
     def show(self, words: str) -> None:
-        """Show work of unknown size."""
+        """Show the bar with `words`, for work of unknown size."""
         self._show(_plain(words), 0, None)
 
     def expect(self, uid: str, prompt_tokens: int) -> None:
-        """Add a request's prompt to the total, without the last token: prefill omits it."""
+        """Add a request's prompt tokens to the total, except the last, which prefill omits."""
         self._total[uid] = prompt_tokens - 1
 
     def update(self, event: EngineEvent) -> None:
@@ -149,8 +149,8 @@ def server_progress() -> ServerProgress | None:
 
 @contextmanager
 def work_bar(words: str) -> Iterator[OnProgress]:
-    """Show a bar with `words`; yield the function that advances it. Until the first call, the bar
-    only shows activity."""
+    """Show a bar with `words`; yield the function that advances it. Until the first call of this
+    function, the bar only shows activity."""
     with ProgressBar() as progress:
         progress.show(words)
         yield partial(progress.advance, words)
@@ -158,8 +158,8 @@ def work_bar(words: str) -> Iterator[OnProgress]:
 
 @contextmanager
 def download_bar(name: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar for `n_bytes` with speed and time left; yield the function that advances it, which
-    any thread may call."""
+    """Show a bar for `n_bytes` with speed and remaining time. Yield a function that advances the
+    bar and that any thread may call."""
     from rich.progress import DownloadColumn, TransferSpeedColumn
 
     progress = _new_progress(lambda: DownloadColumn(binary_units=True), TransferSpeedColumn)
@@ -174,9 +174,9 @@ def print_store_unavailable(error: StoreError) -> None:
 
 
 def _new_progress(*more: Callable[[], ProgressColumn], console: Console | None = None) -> Progress:
-    """Return bars on stderr that vanish when they stop, with the columns `more` before the time
-    left. A bar takes one line: a narrow terminal cuts its words, and a very narrow one omits
-    `more`."""
+    """Return bars on stderr that vanish at their end. The columns `more` precede the remaining
+    time. A bar takes one line: a narrow terminal cuts the words, a very narrow terminal omits
+    `more` and the time."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

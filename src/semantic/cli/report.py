@@ -52,7 +52,7 @@ def show_age(since: float) -> str:
 
 
 def show_name(name: str, *, whole: bool = False) -> str:
-    """Return a user's text with control characters escaped, and cut to 60 unless `whole`."""
+    """Return a user's text with control characters escaped, cut to 60 characters unless `whole`."""
     plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
     return plain if whole or len(plain) <= _NAME_CHARACTERS else f"{plain[:_NAME_CHARACTERS]}…"
 

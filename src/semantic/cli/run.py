@@ -92,7 +92,7 @@ def answer(
 
 
 def submit(app: App, driver: Driver, job: Job, progress: ProgressBar, *, chat: bool) -> str:
-    """Queue one job; an error names the line that contains the job."""
+    """Queue one job. The message of an error names the line of the job."""
     try:
         tokens = job.tokens(app.tokenizer, chat=chat)
         uid = driver.submit(job.agent, tokens, job.max_tokens, job.sampling)
@@ -107,7 +107,7 @@ def submit(app: App, driver: Driver, job: Job, progress: ProgressBar, *, chat: b
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: a prompt or messages, and how to answer. `source` is its file and line."""
+    """One request: a prompt or messages, and how to answer. `source` is a file and a line in it."""
 
     agent: str
     prompt: str | None
@@ -248,13 +248,13 @@ _FIELDS: Mapping[str, Callable[[Job, str, object], Job]] = {
 
 
 class Output(Protocol):
-    """Writes answers one after another."""
+    """Writes the answers of a batch, one after the other."""
 
     def text(self, text: str) -> None:
         """Write the next piece of the current answer."""
 
     def end(self, done: CompletedGeneration, timing: Timing, view: PoolView) -> None:
-        """End the current answer, which is complete."""
+        """End the current answer, which has succeeded."""
 
 
 class PlainText:
@@ -269,7 +269,7 @@ class PlainText:
 
 
 class JsonLines:
-    """Writes one JSON document per line, once an answer is complete."""
+    """Writes a JSON document in one line for each answer, once the answer is complete."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -289,7 +289,7 @@ class _Answer:
 
 
 class AnswerQueue:
-    """Holds events of one batch back so as to write its answers in the order of `uids`."""
+    """Holds back events of one batch, so that `output` gets the answers in the order of `uids`."""
 
     def __init__(
         self, uids: Iterable[str], output: Output, pool: BlockPool, timings: Mapping[str, Timing]
@@ -320,7 +320,7 @@ class AnswerQueue:
             answer.view = self._pool.view(event.agent_id)
 
     def flush(self) -> None:
-        """Write all text that has arrived and whose turn it is."""
+        """Write all buffered text whose turn in the order has come."""
         while self._pending:
             uid = self._pending[0]
             answer = self._answers[uid]

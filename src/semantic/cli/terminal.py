@@ -24,7 +24,7 @@ def write(text: str) -> None:
 
 
 def escape_unencodable() -> None:
-    """From now on, escape characters that the output's encoding lacks, instead of raising."""
+    """From now on, write escapes for characters that the output's encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -73,7 +73,7 @@ def require_text(prompt: str) -> str:
 
 @contextmanager
 def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
-    """Call `action` on Ctrl-C; KeyboardInterrupt might interrupt a step of the engine."""
+    """Call `action` on Ctrl-C, because KeyboardInterrupt could interrupt a step of the engine."""
     previous = signal.signal(signal.SIGINT, lambda *_: action())
     try:
         yield

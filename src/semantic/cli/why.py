@@ -72,7 +72,7 @@ def why(
 
 
 def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[str]:
-    """Yield, as text, how a prompt compares with the agent's last one, without submitting it."""
+    """Yield lines that compare a prompt with the agent's last prompt, without submitting it."""
     name = show_name(agent.agent_id)
     yield (
         f"this prompt: {match.prompt_tokens} tokens; the first {match.common_tokens} are among the "
@@ -91,8 +91,8 @@ def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[
 
 
 def to_json(agent: Manifest, match: PromptMatch | None, read: TokenReader) -> Json:
-    """Return the report on the last prompt and, as "prompt", the match of the given prompt in one
-    document; null without a given prompt."""
+    """Return one document: the report on the last prompt and, as "prompt", the match of the given
+    prompt. "prompt" is null without a given prompt."""
     last = match_json(agent.match)
     if last is not None and agent.match is not None:
         last |= {
@@ -133,11 +133,11 @@ def _tokens(tokenizer: Tokenizer, agent: Manifest, text: str, *, raw: bool) -> t
 
 @dataclass(frozen=True, slots=True)
 class PromptMatch:
-    """How many first tokens of a prompt match an agent's tokens, and how many of these the store
-    has. The first `common_tokens` tokens are equal. `present` says for each of their blocks whether
-    the store has it, and `stored_tokens` counts the tokens before the first missing block.
-    `expected` (the agent's) and `got` (the prompt's) are the first tokens that differ; None where
-    the agent's tokens or the prompt end."""
+    """How many first tokens of a prompt match an agent's tokens, and how many of these tokens the
+    store has. The first `common_tokens` tokens are equal. `present` is true for each block of these
+    tokens in the store; `stored_tokens` counts the tokens before the first missing block. The first
+    different tokens are `expected` of the agent and `got` of the prompt; None where the agent's
+    tokens or the prompt end."""
 
     prompt_tokens: int
     agent_tokens: int

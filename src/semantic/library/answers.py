@@ -16,7 +16,7 @@ from semantic.domain.errors import BackendError
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A whole answer of `agent`. `finish_reason` is "stop", "length", "tool_calls" or "cancelled".
-    `stop_string` is the stop string that ended the answer; None if none did."""
+    `stop_string` is the stop string that ended the answer; None without a stop string."""
 
     agent: str
     message: Message
@@ -31,7 +31,7 @@ class Answer:
 
     @property
     def reasoning(self) -> str:
-        """The model's reasoning before the answer; "" if there was none."""
+        """The model's reasoning before the answer; "" without reasoning."""
         return self.message.reasoning
 
     @property
@@ -51,7 +51,7 @@ class Answer:
 
     @property
     def why(self) -> str:
-        """A sentence that says why the engine did not reuse more of the prompt."""
+        """A sentence with the reason why the engine did not reuse more of the prompt."""
         match = self.usage.match
         return "" if match is None else cache_miss_reason(match)
 
@@ -70,8 +70,8 @@ class AsyncAnswerStream:
         answer: Callable[[], Answer | None],
         cancel: Callable[[], Awaitable[object]],
     ) -> None:
-        """`started` is the event before `events`. `answer` returns the whole answer once `events`
-        has finished; `cancel` ends `events`."""
+        """`started` is the answer's first event, `events` are all later events. `answer` returns
+        the whole answer once `events` has finished; `cancel` ends `events`."""
         self._started: AnswerEvent | None = started
         self._events = events
         self._answer = answer

@@ -1,6 +1,6 @@
-"""AsyncAgent: an agent's conversation and its cache, with the methods that use and change them. The
-store keeps the messages with the cache, so that another process can continue the conversation.
-Knows the served model; knows nothing about threads or transports."""
+"""AsyncAgent: an agent's conversation and its cache, with methods for both. The store keeps the
+messages with the cache, so that another process can continue the conversation. Knows the served
+model; knows nothing about threads or transports."""
 
 from __future__ import annotations
 
@@ -210,8 +210,8 @@ class AsyncAgent:
         return self._loaded()
 
     def begin(self, system: str) -> None:
-        """Set the system message that the conversation begins with. Raises InvalidRequestError if
-        the conversation began with another one."""
+        """Set the first system message of the conversation. Raises InvalidRequestError if the
+        conversation began with another system message."""
         if self._messages is None or not self._messages:
             self._system, self._messages = system, _begun(system) if self._messages == () else None
         elif _system_of(self._messages) != system:
@@ -223,8 +223,8 @@ class AsyncAgent:
     async def _answered(
         self, messages: Messages, options: ChatOptions, turn: _Turn
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """Yield the events of an answer; update the conversation at their end, or when the caller
-        closes them."""
+        """Yield the events of an answer; update the conversation when the events end or the caller
+        closes the generator."""
         keep = options.get("keep", True)
         async with self._answering(keep=keep):
             asked = await self._asked(messages)
@@ -246,7 +246,7 @@ class AsyncAgent:
 
     @asynccontextmanager
     async def _answering(self, *, keep: bool) -> AsyncGenerator[None, None]:
-        """Allow only one turn with `keep` at a time."""
+        """Allow only one turn with `keep` at a time; turns without `keep` change nothing."""
         if not keep:
             yield
             return
@@ -258,8 +258,8 @@ class AsyncAgent:
             self._is_answering = False
 
     async def _require_idle(self) -> None:
-        """Raise InvalidRequestError if the agent is still answering after `_TURNS_TO_CLOSE` turns
-        of the loop: the loop needs a few turns to close a dropped stream."""
+        """Raise InvalidRequestError if the agent is still answering after `_TURNS_TO_CLOSE`
+        iterations of the event loop, which needs some iterations to close a dropped stream."""
         for _ in range(_TURNS_TO_CLOSE):
             if not self._is_answering:
                 return

@@ -1,5 +1,5 @@
-"""AsyncEngine: a model for programs on an event loop, with its agents as objects. It serves its
-program as a server serves clients. Knows nothing about transports."""
+"""AsyncEngine: a model for programs on an event loop, with its agents as objects. The engine serves
+its program as a server serves clients. Knows nothing about transports."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class AsyncEngine:
         on_store_unavailable: OnStoreUnavailable | None = None,
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
-        """The arguments are those of `Engine`. `async with` or `start` loads the model. Raises
-        InvalidRequestError for an invalid adapter name, or if `Settings` already include the store
-        or the adapter that `store` or `adapters` gives."""
+        """The arguments are the same as for `Engine`. `async with` or `start` loads the model.
+        Raises InvalidRequestError for an invalid adapter name, or if `Settings` already include the
+        store or the adapter that `store` or `adapters` gives."""
         self._settings = serve_settings(model, store, max_context, adapters or {})
         self._on_store_unavailable = on_store_unavailable
         self._loaded: ResidentModels | None = None
@@ -211,8 +211,8 @@ def serve_settings(
     max_context: int | None,
     adapters: Mapping[str, str | Path],
 ) -> list[ServeSettings]:
-    """Return the arguments of `AsyncEngine` as the settings that `load_resident` expects. They set
-    no limit on the queue, because the program is the only client."""
+    """Return the arguments of `AsyncEngine` as the settings that `load_resident` expects. The queue
+    has no limit, because the program is the only client."""
     if isinstance(model, Settings) and store is not False:
         raise InvalidRequestError("expected Settings or a store, got both")
     if isinstance(model, str):

@@ -23,9 +23,9 @@ class ChatOptions(TypedDict, total=False):
     """Options of an answer. The model supplies the defaults.
 
     Sampling: `temperature` (0 is greedy), `top_p`, `top_k`, `min_p`, `seed` and `stop` (texts that
-    end the answer), or all of them as `sampling`. `max_tokens` limits the answer, by default to the
-    rest of the context. The model may call `tools` as `tool_choice` says, several times in one
-    answer unless `parallel_tool_calls` is False. `schema` is a JSON schema that the answer must
+    end the answer), or all of them as `sampling`. `max_tokens` limits the answer; by default the
+    answer may fill the context. The model may call `tools` as `tool_choice` says, several times in
+    one answer unless `parallel_tool_calls` is False. `schema` is a JSON schema that the answer must
     match. `thinking_tokens` limits reasoning; 0 allows none. Without `keep` the agent stays
     unchanged. `template_options` go to the chat template. `done`, `back_in` (seconds) and
     `priority` are hints about the agent, see `Hints`; they change no answer.
@@ -66,7 +66,7 @@ class Request:
 
 
 def conversation(messages: Messages) -> tuple[Message, ...]:
-    """Return a conversation's messages. Raises InvalidRequestError if it is empty or malformed."""
+    """Return messages in the domain's form. Raises InvalidRequestError if empty or malformed."""
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequestError(f"expected a string or a list of messages, got {messages!r:.80}")
     return tuple(message_of(one) for one in messages)

@@ -1,5 +1,5 @@
-"""Engine and Agent: the library for programs without an event loop. Each method runs the method
-with its name of `AsyncEngine` or `AsyncAgent`, on an event loop in another thread."""
+"""Engine and Agent: the library for programs without an event loop. Each method runs the
+`AsyncEngine` or `AsyncAgent` method of the same name, on an event loop in another thread."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Engine:
         If `store` is a folder, agents outlive the process; True means the command line's folder,
         which only one process at a time may use. `max_context` limits a prompt plus its answer, in
         tokens. `on_store_unavailable` is called with the reason if the store is not usable; without
-        it the constructor raises StoreError.
+        `on_store_unavailable` the constructor raises StoreError.
 
         Raises ModelNotFoundError, UnsupportedModelError, OperatorError if MLX is not usable, and
         InvalidRequestError for an invalid adapter name, or if `Settings` already include the store
@@ -81,13 +81,13 @@ class Engine:
                 self._loop.close()
 
     def flush(self) -> None:
-        """Return once every agent is on disk as of its last turn, if there is a store. `close` does
-        this too."""
+        """Return once every agent is on disk as of its last turn, if the engine has a store.
+        `close` does the same."""
         self._loop.run(self._engine.flush())
 
     def close(self) -> None:
-        """Cancel running requests, save every agent, and end all threads. A second call does
-        nothing except wait for the first to finish."""
+        """Cancel running requests, save every agent, and end all threads. A second call only waits
+        until the first has finished."""
         with self._closing:
             if self._engine.is_loaded:
                 self._loop.run(self._engine.close())
@@ -141,8 +141,8 @@ class Engine:
         **options: Unpack[ChatOptions],
     ) -> Answer | AnswerStream:
         """Answer an agent's next message (a text) or a whole conversation (messages). With `stream`
-        the caller iterates over the text as it arrives. `model` means what it means to the method
-        `agent`; options and errors are those of `Agent.chat`."""
+        the caller iterates over the text as it arrives. `model` is the same as for the method
+        `agent`; options and errors are the same as for `Agent.chat`."""
         asked = self.agent(agent, model=model)
         if stream:
             return asked.chat(messages, stream=True, **options)
@@ -154,7 +154,7 @@ class Engine:
         """Answer many requests in one batch, and return the answers in the order of the requests. A
         request is a pair of an agent's name and its messages, or a `Request`, whose own options
         override `options`. The engine computes common prefixes once. Raises InvalidRequestError,
-        before any work, if two requests name the same agent. If a request fails, raises that error
+        before any work, if two requests name the same agent. If a request fails, raises its error
         once all other requests have finished."""
         return self._loop.run(self._engine.run_batch(requests, **options))
 
@@ -172,8 +172,8 @@ class Engine:
         return Agent(self._engine.agent(name, system=system, model=model), self._loop)
 
     def agents(self, model: str | None = None) -> Sequence[AgentSummary]:
-        """Return all agents of a model that have had a turn: first those with a request, then the
-        others, last used first."""
+        """Return all agents of a model that have had a turn: first the agents with a request, then
+        the other agents, last used first."""
         return self._loop.run(self._engine.agents(model))
 
     def stores(self) -> Sequence[StoreStats]:
@@ -193,8 +193,8 @@ class Engine:
 
 
 class Agent:
-    """An agent: a conversation, and the cache of all its tokens. `Engine.agent` returns one. An
-    agent runs one turn at a time; different agents can answer at the same time."""
+    """An agent: a conversation, and the cache of all its tokens. `Engine.agent` returns an agent.
+    An agent runs one turn at a time; different agents can answer at the same time."""
 
     def __init__(self, agent: AsyncAgent, loop: _LoopThread) -> None:
         self._agent = agent
@@ -223,10 +223,10 @@ class Agent:
     ) -> Answer | AnswerStream:
         """Answer the agent's next message (a text), or a whole conversation (messages).
 
-        A text continues the agent's conversation, if the engine has a store even one from an
-        earlier process. Messages replace the conversation. Both reuse cached tokens. With `stream`
-        the caller iterates over the text as it arrives. `options` are those of `ChatOptions`:
-        `max_tokens`, `temperature`, `seed`, `stop`, `tools`, `schema` and others.
+        A text continues the agent's conversation; with a store, also a conversation from an earlier
+        process. Messages replace the conversation. Texts and messages reuse cached tokens. With
+        `stream` the caller iterates over the text as it arrives. `options` are the fields of
+        `ChatOptions`: `max_tokens`, `temperature`, `seed`, `stop`, `tools`, `schema` and others.
 
         Raises InvalidRequestError for invalid messages or options, and while the agent answers;
         ContextOverflowError if the context is too small; BackendError if the model fails. An error
@@ -239,13 +239,13 @@ class Agent:
 
     def history(self) -> tuple[Message, ...]:
         """Return the messages of the conversation so far. Raises InvalidRequestError if the store
-        has the agent without its messages, as a server saves it, or if the stored conversation
-        began with a system message other than the one given to `Engine.agent`."""
+        has the agent without its messages, because a server saved it. Raises it too if the
+        conversation began with another system message than `Engine.agent` got."""
         return self._loop.run(self._agent.history())
 
     def set_system(self, text: str | None) -> None:
-        """Continue with another system message; None removes it. The engine computes the next
-        prompt from the first changed token on."""
+        """Continue with another system message; None removes the system message. The engine
+        computes the next prompt from the first changed token on."""
         self._loop.run(self._agent.set_system(text))
 
     @property
@@ -289,9 +289,9 @@ class Agent:
 
 class AnswerStream:
     """An answer as it arrives: iterate over the stream for the text, or over `events` for
-    everything. `close`, which the end of a `with` block calls, cancels the rest of the answer.
-    After the last piece, `answer` is the whole answer. `cancel` returns at once, so a signal
-    handler may call it."""
+    everything. `close`, which the end of a `with` block calls, cancels the unfinished answer. After
+    the last piece, `answer` is the whole answer. `cancel` returns at once, so a signal handler may
+    call it."""
 
     def __init__(self, stream: AsyncAnswerStream, loop: _LoopThread) -> None:
         self._stream = stream
@@ -316,7 +316,7 @@ class AnswerStream:
         self._loop.begin(self._stream.cancel())
 
     def close(self) -> None:
-        """Cancel the rest of the answer and stop reading. Does nothing if the engine is closed."""
+        """Cancel the unfinished answer and stop reading. Does nothing if the engine is closed."""
         if not self._loop.is_closed:
             self._loop.run(self._stream.close())
 
@@ -341,8 +341,8 @@ class _LoopThread:
         return self._is_closed
 
     def run(self, work: Coroutine[object, object, T]) -> T:
-        """Run `work` on the loop and return its result; an interrupt meanwhile cancels it. Raises
-        BackendError if the loop is closed, or closes before `work` finishes."""
+        """Run `work` on the loop and return its result; an interrupt of this call cancels `work`.
+        Raises BackendError if the loop is closed, or closes before `work` finishes."""
         future = self._begun(work)
         try:
             return future.result()
@@ -384,7 +384,7 @@ async def _cancel_others() -> None:
 
 class _Items(Iterator[T]):
     """Iterates over the items of an asynchronous generator on the loop as they arrive. The loop
-    closes a generator that is dropped. A class, because the `finally` of a generator could wait for
+    closes a dropped generator. This is a class, because the `finally` of a generator could wait for
     the loop on the loop's own thread."""
 
     def __init__(self, items: AsyncGenerator[T, None], loop: _LoopThread) -> None:

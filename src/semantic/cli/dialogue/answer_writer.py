@@ -99,7 +99,7 @@ class MarkdownWriter:
             self._console.print(Markdown(text, hyperlinks=False))
 
     def _show(self, text: str, style: str) -> None:
-        """Show the incomplete part at the bottom, or as much of its end as fits on the terminal."""
+        """Show the incomplete part at the bottom; of a long part, only the last lines."""
         from rich.live import Live
         from rich.text import Text
 
@@ -119,8 +119,8 @@ class MarkdownWriter:
 
 
 def complete_blocks(text: str) -> tuple[str, str]:
-    """Return the complete Markdown blocks in `text`, which further text cannot change, and the
-    rest. A block ends at an empty line outside fenced code."""
+    """Split `text` into its complete Markdown blocks, which further text cannot change, and the
+    remaining text. A block ends at an empty line outside fenced code."""
     fence, end, start = "", 0, 0
     for line in text.splitlines(keepends=True):
         start += len(line)

@@ -201,8 +201,8 @@ MODEL_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def _on_hub(name: str) -> RemoteModel:
-    """Return the model on the hub that `name` means. Raises the same errors as `find_remote`, with
-    a similar name added to the message."""
+    """Return the hub's model for `name`. Raises the same errors as `find_remote`; their messages
+    also suggest a similar name."""
     hub_id = hub_id_of(name)
     try:
         return find_remote(hub_id)

@@ -32,8 +32,8 @@ Source = Literal["package", "folder", "hub's cache", "hub"]
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a model's files are, and their size. `folder` is None if the model is only on the hub.
-    `missing` says that more files must come from the hub before it can load; `weights_bytes` is
-    then the total size of its weights, or None if unknown."""
+    `missing` is true if the model lacks files that only the hub has; then `weights_bytes` is the
+    size of all weights, or None if unknown."""
 
     name: str
     source: Source
@@ -121,7 +121,7 @@ def remote_facts(model: RemoteModel, pool_bytes: int | None) -> ModelFacts:
 
 
 def find_place(name: str) -> Place | None:
-    """Return where the model called `name` is; None for a hub id that is not in the hub's cache.
+    """Return the place of the model called `name`; None for a hub id that the hub's cache lacks.
     Raises ModelNotFoundError if `name` is neither a model folder nor a hub id."""
     from semantic.adapters.mlx.model.provider import find_local
 
@@ -133,7 +133,7 @@ def find_place(name: str) -> Place | None:
 
 
 def hub_id_of(name: str) -> str:
-    """Return the hub id that `name` means. Raises InvalidRequestError if it means none."""
+    """Return the hub id for `name`, a hub id or an alias. Raises InvalidRequestError for others."""
     model = model_of(name)
     if model == DEFAULT_MODEL or model_path(model).is_dir():
         raise InvalidRequestError(f"{model!r} is not a hub model: expected a hub id like org/name")
@@ -143,7 +143,7 @@ def hub_id_of(name: str) -> str:
 
 
 def aliases_of_models() -> dict[str, list[str]]:
-    """Return the aliases of each model that has any. Raises the same errors as `read_aliases`."""
+    """Return the aliases of each model with an alias. Raises the same errors as `read_aliases`."""
     from semantic.adapters.hub.aliases import read_aliases
 
     names: dict[str, list[str]] = {}

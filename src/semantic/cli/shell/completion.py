@@ -1,7 +1,7 @@
 """Completes names of agents and models in a shell, for `semantic --install-completion`.
 
-A list of completions is quick to make, short, and empty if a store or folder is not readable. It
-contains only words that a shell takes literally: clients name agents, and a shell may evaluate
+Completing takes little time; a list is short, and empty if a store or folder is not readable. It
+contains only words without special characters: clients name agents, and a shell may evaluate
 completions. Knows nothing about stores or models.
 """
 
@@ -48,7 +48,7 @@ def complete_models(incomplete: str) -> list[str]:
 
 
 def _given_store(ctx: typer.Context) -> Path | None:
-    """Return the folder of --store, given before or after the command; None without it."""
+    """Return the folder that --store names before or after the command; None without --store."""
     contexts = [ctx, *([ctx.parent] if ctx.parent else []), ctx.find_root()]
     given = (one.params.get("store") for one in contexts)
     return next((Path(store) for store in given if isinstance(store, str | Path)), None)
@@ -76,7 +76,7 @@ def _cached_models() -> Iterator[str]:
 
 
 def _hub_cache() -> Path:
-    """Return huggingface_hub's folder of models; to import that package is too slow."""
+    """Return huggingface_hub's folder of models without importing that slow package."""
     if given := os.environ.get("HF_HUB_CACHE"):
         return Path(given)
     if given := os.environ.get("HF_HOME"):
