@@ -5,8 +5,8 @@
     ...     print(engine.chat("ada", "My name is Ada.").text)
     Nice to meet you, Ada.
 
-The public names are those in `__all__`. Each is imported on first use: a command that only prints
-its help imports none of them.
+`__all__` lists the public names. The first use of a name imports it: a command that only prints its
+help imports nothing.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class App:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The common parts of one server's models. `provider` loads weights only once for models with
-    the same files. `settings` are the settings of the open store."""
+    """The parts that all models of one server share. `provider` loads the weights of models with
+    the same files only once. `settings` are the settings of the open store."""
 
     loop: StepLoop
     provider: ModelProviderPort
@@ -95,7 +95,7 @@ def assemble(
 
 
 def follow_first(settings: Settings) -> None:
-    """Compute as a rank of `settings.ranks` other than 0; return once rank 0 ends in good order.
+    """Compute as the rank of `settings.ranks`, which is not 0; return once rank 0 ends normally.
     Raises the same errors as `load`, unless rank 0 ends first: rank 0 then reports the error for
     all."""
     from semantic.adapters.mlx.ranks.following import follow, wait_for_end
@@ -114,8 +114,8 @@ def follow_first(settings: Settings) -> None:
 
 
 def build_in_slices(settings: Settings, shared: Shared) -> Slices[App]:
-    """Build the engine of one of several models, as `build_engine` does, but in slices and with the
-    open store. Raises the same errors as `load`, plus WeightsTooLargeError."""
+    """Build the engine of one of several models, as `build_engine` does. Works in slices and uses
+    the open store. Raises the same errors as `load`, plus WeightsTooLargeError."""
     provider = shared.provider
     with suggesting(settings.model):
         model, tokenizer = yield from provider.load_in_slices(
@@ -131,8 +131,8 @@ def open_shared(
     warn: Callable[[str], None],
     on_store_unavailable: OnStoreUnavailable | None = None,
 ) -> Shared:
-    """Open the common parts of several models; call it on the thread of `loop`. Raises the same
-    errors as `build_engine`."""
+    """Open the parts that several models share. Call this function on the thread of `loop`. Raises
+    the same errors as `build_engine`."""
     store, settings = _open_or_report(settings, on_store_unavailable)
     provider = mlx_provider(settings)
     return Shared(loop, provider, store, open_turns(settings, warn), settings)
@@ -143,8 +143,8 @@ def _open_or_report(
     on_store_unavailable: OnStoreUnavailable | None,
     observer: BlockObserver | None = None,
 ) -> tuple[StorePort, Settings]:
-    """Open the store and return it with its settings; if its disk fails, report that and return a
-    store and settings without a disk."""
+    """Open the store and return it with its settings; if the disk fails, report the failure and
+    return a store and settings without a disk."""
     try:
         return open_store(settings, observer), settings
     except StoreError as error:

@@ -95,15 +95,15 @@ class ServeSettings:
 
     `names` are the model's names, by default `model_name(engine.model)`. Requests may also use that
     name and the path, and `DEFAULT_NAME` if the model `is_first` of several. A model with an
-    adapter has only `names`, by default the model's name with the adapter's appended, and
-    `aliases`; it shares the weights of `parent`, the id of a model. `max_context` limits prompt
-    plus answer, in tokens, by default to the model's own limit or the pool's capacity. The model's
-    makers choose the sampling parameters that are None here. `max_tokens` limits the answer to a
-    request that sets no limit; None means that the context limits it. `image_input` is the rule for
-    pictures in the newest message, see `Attachments`. `parsers` read the model's answers. All
-    tenants share prefixes of the conversations in `public`. `tenants` are the tenants' names in the
-    order of their API keys; the log shows their ids. `events` is the address at which changes of
-    the store are published, and the topic of these messages.
+    adapter has only `names` and `aliases`. Its name is by default the base's name plus the
+    adapter's; `parent` is the id of the base. `max_context` limits prompt plus answer, in tokens,
+    by default to the model's own limit or the pool's capacity. For sampling parameters that are
+    None, the model's configuration decides. `max_tokens` limits the answer to a request that sets
+    no limit; None means that the context limits it. `image_input` is the rule for pictures in the
+    newest message, see `Attachments`. `parsers` read the model's answers. All tenants share
+    prefixes of the conversations in `public`. `tenants` are the tenants' names in the order of
+    their API keys; the log shows their ids. `events` is the address that publishes changes of the
+    store, and the topic of the messages.
     """
 
     engine: Settings = field(default_factory=Settings)
@@ -191,7 +191,7 @@ def _report_failure(error: Exception) -> None:
 
 
 async def _give_up(thread: EngineThread, *, in_slices: bool) -> None:
-    """Stop the thread of an engine whose loading was given up."""
+    """Stop the thread of an engine after a failed or cancelled loading."""
     if in_slices:
         await asyncio.to_thread(thread.stop, drain=False)  # between two slices
     else:
@@ -225,8 +225,8 @@ async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) ->
 
 
 def context_limit(pool: BlockPool, of_model: int | None, requested: int | None) -> int:
-    """Return the most tokens that one request may have: `requested`, or else as many as the pool
-    and the model allow. Raises InvalidRequestError if `requested` is more than they allow."""
+    """Return the most tokens that one request may have: `requested`, or else the limit of pool and
+    model. Raises InvalidRequestError if `requested` exceeds that limit."""
     of_pool = _pool_tokens(pool)
     limit = min(of_pool, of_model or _MAX_CONTEXT)
     if requested is not None and requested > limit:
@@ -250,7 +250,7 @@ def _pool_tokens(pool: BlockPool) -> int:
 def _build_serving(
     thread: EngineThread, app: App, settings: ServeSettings, turns: TurnsPort | None = None
 ) -> Serving:
-    """Build the application on top of an engine; `turns` is given if several models share it."""
+    """Build the application on top of an engine; several models share `turns`."""
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.description import read_context
     from semantic.adapters.mlx.model.provider import find_folder
@@ -302,7 +302,7 @@ def _build_serving(
 
 def _grammar_checks(model: MLXBackend) -> GrammarChecks:
     """Return an object that checks grammars in separate processes; this process compiles only
-    grammars that passed."""
+    grammars that passed the check."""
     from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess
 
     grammars, verdicts = model.grammars, Verdicts()
@@ -374,8 +374,8 @@ def _transfers(
 
 
 def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the model's names, and the other names that requests may use: its own name and its
-    folder's path."""
+    """Return the listed names of the model, and the other names that requests may use: the model's
+    own name and its folder's path."""
     given, adapter = settings.engine.model, settings.engine.adapter
     own = model_name(given)
     if adapter is not None:
@@ -405,8 +405,7 @@ def with_adapters(
 
 
 def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> int:
-    """Return the index in `models` of the model that an adapter is for. Raises
-    InvalidRequestError."""
+    """Return the index in `models` of the base of an adapter. Raises InvalidRequestError."""
     for number, one in enumerate(models):
         if base in one.names or (base is None and len(models) == 1):
             return number
@@ -418,8 +417,8 @@ def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> i
 
 
 def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = True) -> ServeSettings:
-    """Return `model` with `adapter`; its `names` must be set. With `is_alone` the adapter's name is
-    an alias."""
+    """Return `model` with `adapter`; its `names` must be set. With `is_alone` the adapter's name by
+    itself is an alias."""
     return replace(
         model,
         engine=replace(model.engine, adapter=adapter),
@@ -430,7 +429,7 @@ def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = Tru
 
 
 def log_tenants(secret: bytes, tenants: Sequence[str]) -> None:
-    """Log the tenant of each API key: the key's number, and the id by which operators know the
+    """Log the tenant of each API key: the key's number, and the id that operators use for the
     tenant."""
     for number, name in enumerate(tenants, 1):
         found = tenant_id(secret, tenant_tag(secret, name))

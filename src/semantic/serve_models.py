@@ -73,9 +73,9 @@ _MIN_TIER_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelsSettings:
-    """Several models; the first serves requests that name none. The first `loaded` models load at
-    the start, as far as they fit together; each other model loads at its first request. `kept` are
-    names of models that stay loaded. Weights, pools and the store's memory take at most
+    """Several models; the first serves requests that name no model. The first `loaded` models load
+    at the start, as far as they fit together; each other model loads at its first request. `kept`
+    has names of models that stay loaded. Weights, pools and the store's memory take at most
     `max_bytes`, by default the process's memory minus `reserved_bytes` for other parts. A model is
     unloaded after `ttl` seconds without a request; None means never."""
 
@@ -94,7 +94,7 @@ async def load_models(
     on_store_unavailable: OnStoreUnavailable | None = None,
     loop: StepLoop | None = None,
 ) -> ManagedModels:
-    """Open the parts that the models share, load the first model, and load others in the
+    """Open the parts that the models share, load the first model, and load further models in the
     background. Other engines may use `loop` too. Raises the same errors as `serve.load_serving`,
     plus InvalidRequestError for two models with the same name, an unknown name in `kept`, or a
     model that exceeds the budget."""
@@ -158,8 +158,7 @@ def plan_models(settings: ModelsSettings) -> ModelsPlan:
 
 
 def _shares(settings: ModelsSettings) -> tuple[Settings, int]:
-    """Return the settings of the store that the models share, and the bytes that it leaves for the
-    models."""
+    """Return the settings of the store that the models share, and the bytes left for the models."""
     first = settings.models[0].engine
     budget = (settings.max_bytes or planned_bytes(memory_of(first))) - settings.reserved_bytes
     tier = first.memory_bytes or _tier_bytes(budget)
@@ -167,15 +166,15 @@ def _shares(settings: ModelsSettings) -> tuple[Settings, int]:
 
 
 class ResidentModels:
-    """Models that stay loaded until all are closed; the first serves requests that name none."""
+    """Models that stay loaded until `close`; the first serves requests that name no model."""
 
     def __init__(self, servings: Sequence[Serving] = (), shared: Shared | None = None) -> None:
-        """`shared` is closed together with the models."""
+        """`close` also closes `shared`, the parts that the models share."""
         self.servings = list(servings)
         self._shared = shared
 
     def number(self, name: str | None) -> int:
-        """Return the number of the model called `name`, 0 if None. Raises ModelNotFoundError."""
+        """Return the index of the model called `name`, 0 for None. Raises ModelNotFoundError."""
         for number, one in enumerate(self.servings):
             if name is None or one.model.accepts(name):
                 return number
@@ -183,18 +182,18 @@ class ResidentModels:
         raise ModelNotFoundError(unknown_model(str(name), known, "this engine"))
 
     async def flush(self) -> None:
-        """`Serving.flush` of every model."""
+        """Call `Serving.flush` of every model."""
         for one in self.servings:
             await one.flush()
 
     async def close(self) -> None:
-        """`Serving.close` of every model."""
+        """Call `Serving.close` of every model, and close the shared parts."""
         for one in self.servings:
             await one.close()
         await asyncio.to_thread(self._close_shared)
 
     def end(self) -> None:
-        """`close` for a thread without an event loop; blocks until done."""
+        """Do the work of `close` on a thread without an event loop; block until all is closed."""
         for one in self.servings:
             one.end()
         self._close_shared()
@@ -236,8 +235,8 @@ async def load_resident(
 def _residency(
     settings: ModelsSettings, known: Sequence[ServedModel], loader: _Loader, capacity: int
 ) -> Residency:
-    """Return the residency, with all models added. Raises InvalidRequestError as `load_models`
-    does."""
+    """Return a residency with all models. Raises InvalidRequestError in the same cases as
+    `load_models`."""
     _require_different(known)
     kept = {_named(name, known).id for name in settings.kept}
     residency = Residency(capacity, settings.patience)
@@ -259,8 +258,8 @@ def _tier_bytes(budget: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model to load, which needs `n_bytes` in addition to its weights; `states` are the states
-    that its files had when they were read."""
+    """A model to load, which needs `n_bytes` in addition to its weights; `states` are the states of
+    the model's files at the time of reading."""
 
     settings: ServeSettings
     n_bytes: int
@@ -280,8 +279,8 @@ class _Loader:
         self._has_frozen = False
 
     async def add(self, settings: ServeSettings) -> ServedModel:
-        """Add a model without reading its weights; download it if it is a hub model that is
-        missing. Raises the same errors as `load`."""
+        """Add a model without reading its weights; download a missing hub model. Raises the same
+        errors as `load`."""
         settings = replace(settings, is_first=not self.known)
         served, known = await self._described(settings)
         self._given[served.id], self.known[served.id] = settings, known
@@ -308,7 +307,7 @@ class _Loader:
         return await self.add(own)
 
     async def _require_fits(self, remote: RemoteModel) -> None:
-        """Raise InvalidRequestError for a model that does not fit even alone."""
+        """Raise InvalidRequestError for a model that does not fit by itself."""
         own = self._shared.settings
 
         def describe(folder: Path) -> int:
@@ -343,8 +342,8 @@ class _Loader:
         )
 
     async def freeze(self) -> None:
-        """Exempt existing objects, until `close`, from the garbage collections in `free`, which
-        stop all models while they run. Does nothing if the program has frozen objects before."""
+        """Exempt existing objects from garbage collections until `close`: a collection in `free`
+        stops all models. Does nothing if the program has frozen objects before."""
         await self.free()
         self._has_frozen = gc.get_freeze_count() == 0
         if self._has_frozen:
@@ -386,7 +385,7 @@ class _Loader:
 def _describe(
     settings: ServeSettings, folder: Path, store: Settings, capacity: int
 ) -> tuple[ServedModel, KnownModel]:
-    """Return one of several models as its files describe it; `store` are the open store's
+    """Return one of several models as its files describe it; `store` has the open store's
     settings."""
     states = _states(settings.engine)
     found = describe_model(folder, adapter=settings.engine.adapter_folder)
@@ -421,7 +420,7 @@ def _with_pool(own: Settings, store: Settings, capacity: int, weights: int) -> S
 
 
 def _states(settings: Settings) -> Mapping[str, object]:
-    """Return the states of a model's files; empty if they do not exist."""
+    """Return the states of a model's files; empty for missing files."""
     with suppress(OSError, SemanticError):
         return file_states(settings)
     return {}

@@ -20,7 +20,7 @@ ADAPTER_MARK = "+"
 
 @dataclass(frozen=True, slots=True)
 class NamedAdapter:
-    """An adapter in `folder`. A model with it is named after the base, with `name` appended."""
+    """An adapter in `folder`. With this adapter, a model's name is the base's name plus `name`."""
 
     name: str
     folder: Path
@@ -34,22 +34,22 @@ class NamedAdapter:
 class Settings:
     """Describes an engine to build: its `model`, and an `adapter` for the model or None.
 
-    `pool_bytes` and `pool_blocks` limit the pool; without either `default_pool_bytes` does. At most
-    `max_batch` requests decode in one step.
+    `pool_bytes` and `pool_blocks` limit the pool; without both, `default_pool_bytes` limits it. At
+    most `max_batch` requests decode in one step.
 
     The store has a memory tier of `memory_bytes` (`default_memory_tier_bytes`) and, with
     `use_disk`, a disk tier of `disk_bytes` (`default_disk_bytes`) in the folder `store`
-    (`default_store_folder`). Once it has written `disk_bytes_a_day`, it writes only at ends of
-    turns; the drive's rating is `disk_rated_bytes`.
+    (`default_store_folder`). Once the disk tier has written `disk_bytes_a_day`, it writes only at
+    ends of turns; the drive's rating is `disk_rated_bytes`.
 
-    `process_bytes` is the memory that the process may use, see `guarded_loop`; the defaults are
-    parts of it. `weights_bytes` limits the weights of one of several models.
+    `process_bytes` is the memory that the process may use, see `guarded_loop`; default budgets are
+    fractions of this memory. `weights_bytes` limits the weights of one of several models.
 
     `any_chip` shares blocks with other kinds of chips: see `fingerprint`. `fleet_secret` is the
     file with the secret for tenants' tags, by default $SEMANTIC_FLEET_SECRET_FILE; without a file
     every store has its own secret. `remote` is the URL of the object store that a fleet shares;
-    with `remote_bytes`, this process evicts from it what exceeds that limit. `ranks` are the
-    processes that compute the model together, including this one.
+    with `remote_bytes`, this process evicts objects beyond that limit. `ranks` are the processes
+    that compute the model together, including this one.
     """
 
     model: str = DEFAULT_MODEL
@@ -82,9 +82,9 @@ class Settings:
 
 
 class Flag:
-    """How a setting appears on the command line: under the heading `panel` of the help, with the
-    flags `names`, or else a flag like the setting's name. With `completes_models`, a shell
-    completes its value from names of models."""
+    """A setting's flag on the command line: under the heading `panel` of the help, with the flags
+    `names`, by default a flag like the setting's name. With `completes_models`, a shell completes
+    its value from names of models."""
 
     def __init__(
         self,

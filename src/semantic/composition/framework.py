@@ -29,17 +29,17 @@ _ARENAS = 2
 
 
 def be_program() -> None:
-    """Set up this process, which runs only our own code and computes only with MLX. `import torch`
-    will fail, because transformers would import it, which takes seconds. MLX compiles in a folder
-    of this process; a program that only uses the library gets an error instead if other users can
-    write to MLX's folder."""
+    """Set up this process as a program that runs only our own code and computes only with MLX.
+    `import torch` will fail, which saves the seconds that transformers would spend on it. MLX
+    compiles in a folder of this process. Without this call (in a program that uses the library), a
+    shared MLX folder that other users can write to is an error."""
     cast("dict[str, ModuleType | None]", sys.modules).setdefault("torch", None)
     _is_program.set()
 
 
 def _share_arenas() -> None:
-    """Let threads share glibc's arenas. If each thread has its own, free memory stays scattered,
-    and a server that loads models in turn grows by megabytes a minute."""
+    """Let threads share glibc's arenas. With an arena per thread, free memory stays scattered, and
+    a server that loads models in turn grows by megabytes a minute."""
     import ctypes  # not needed by commands that only print help
 
     if sys.platform == "linux":
@@ -49,14 +49,14 @@ def _share_arenas() -> None:
 
 def kernel_folder() -> Path:
     """Return the folder where MLX compiles kernels, writable by this user alone. Raises
-    BackendError if others can write to it."""
+    BackendError if other users can write to it."""
     from semantic.adapters.mlx import kernel_files
 
     return kernel_files.own() if _is_program.is_set() else kernel_files.require_own()
 
 
 def free_memory() -> None:
-    """Free the memory of models that are no longer referenced; on MLX's thread."""
+    """Free the memory of models without references. Call this function on MLX's thread."""
     from semantic.adapters.mlx.device import free_memory
 
     free_memory()
@@ -78,21 +78,21 @@ def blas_status() -> BlasStatus:
 
 
 def blas_kernel() -> str:
-    """Return the kernel of CPU computations; see `adapters.mlx.blas_kernel`."""
+    """Return the name of the BLAS kernel for CPU computations; see `adapters.mlx.blas_kernel`."""
     from semantic.adapters.mlx import blas_kernel
 
     return blas_kernel()
 
 
 def read_bare_model(model: object) -> ModelCacheSpec | None:
-    """Return the spec of a framework's own model object; None for any other object."""
+    """Return the cache spec of a model object of mlx-lm; None for any other object."""
     from semantic.adapters.mlx.kv_cache.model_spec import read_spec
 
     return read_spec(model)
 
 
 def register_readers() -> None:
-    """Let `ModelCacheSpec.from_model` read bare models. Idempotent."""
+    """Let `ModelCacheSpec.from_model` read model objects of mlx-lm. Idempotent."""
     from semantic.domain.value_objects import ModelCacheSpec
 
     if read_bare_model not in ModelCacheSpec.readers:

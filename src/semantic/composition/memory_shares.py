@@ -50,15 +50,15 @@ def default_pool_of(settings: Settings) -> int:
 
 def default_pool_bytes(memory: int, weights: int) -> int:
     """Return the pool's limit, in bytes, for a process that may use `memory` bytes: a quarter of
-    that, but at most what `weights`, the memory tier and the unplanned part leave, and at least 64
+    `memory`, at most the bytes beside `weights`, memory tier and unplanned part, at least 64
     MiB."""
     left = planned_bytes(memory) - default_memory_tier_bytes(memory) - weights
     return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, left))
 
 
 def pool_share(settings: Settings, n_models: int) -> Settings:
-    """Return `settings` with one of `n_models` equal parts of the pool, for models that share their
-    weights; call it on MLX's thread. Raises the same errors as `load`."""
+    """Return `settings` with one of `n_models` equal parts of the pool, for models that share
+    weights. Call this function on MLX's thread. Raises the same errors as `load`."""
     n_bytes, n_blocks = settings.pool_bytes, settings.pool_blocks
     if n_blocks is not None:
         settings = replace(settings, pool_blocks=n_blocks // n_models)
@@ -80,7 +80,7 @@ def default_memory_tier_bytes(memory: int) -> int:
 
 
 def memory_of(settings: Settings) -> int:
-    """Return the bytes of memory that the process may use: as set, but at most the device's."""
+    """Return the bytes that the process may use: `process_bytes`, at most the device's memory."""
     device = read_device()
     if settings.process_bytes is None:
         return default_process_bytes(device) // (settings.ranks.here if settings.ranks else 1)
@@ -88,9 +88,9 @@ def memory_of(settings: Settings) -> int:
 
 
 def default_process_bytes(device: Device, weights: int = 0, sharing: int = 1) -> int:
-    """Return the memory limit that the process sets itself: nine tenths of the free memory of
-    `device`, divided by `sharing` processes; more, up to all of the memory, if `weights` need
-    it."""
+    """Return the default memory limit of a process: nine tenths of the free memory of `device`,
+    divided by `sharing` processes. If `weights` need more, the limit grows, at most to all of the
+    memory."""
     part, whole = _PROCESS_SHARE
     share = device.free_bytes * part // whole // sharing
     return min(device.memory_bytes, max(share, least_process_bytes(weights)))
@@ -108,10 +108,10 @@ def least_process_bytes(weights: int) -> int:
 def promised(
     settings: Settings, others: Sequence[str] = (), embedding: str | None = None, sharing: int = 1
 ) -> Settings:
-    """Return `settings`; if they set no memory limit of the process, fill in that of one of
-    `sharing` processes on the machine. Call it on MLX's thread. The model of `settings`, and each
-    of `others`, must fit together with `embedding`. Raises the same errors as `load`, plus
-    CapacityError, before reading weights, if they do not fit."""
+    """Return `settings` with a memory limit of the process: by default the limit for one of
+    `sharing` processes on the machine. Call this function on MLX's thread. The model of `settings`,
+    and each of `others`, must fit together with `embedding`: else raises CapacityError before
+    reading weights. Also raises the same errors as `load`."""
     device, (beside, *answering) = (
         read_device(),
         map(_weights_of, (embedding, settings.model, *others)),
@@ -143,7 +143,7 @@ def _weights_of(model: str | None) -> int:
 
 
 def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], None]) -> None:
-    """Let the guard free caches so that the process stays below `process_bytes`, if set."""
+    """Let `loop` free caches so that the process stays below `process_bytes`, if that is set."""
     from semantic.application.engine.memory_guard import Memory, MemoryGuard
 
     if settings.process_bytes is None:
@@ -175,7 +175,7 @@ def memory_left(settings: Settings) -> int:
 
 
 def heed_ranks(loop: StepLoop, model: BatchBackend) -> None:
-    """Let the guard of `loop` count the memory left on every rank of `model`, if there are any."""
+    """Let the memory guard of `loop` count the memory left on every rank, if `model` has ranks."""
     from semantic.adapters.mlx.device import memory_in_use, memory_kept
     from semantic.adapters.mlx.ranks.leading import LeadingBackend
     from semantic.application.engine.memory_guard import Memory
@@ -195,8 +195,8 @@ def guarded_loop(settings: Settings, report: Callable[[str], None]) -> StepLoop:
 
 
 def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
-    """Let the guard of `loop` free the memory tier of `store`, then idle caches. Raises
-    InvalidRequestError if the memory already in use leaves no room."""
+    """Let the memory guard of `loop` free the memory tier of `store`, then idle caches. Raises
+    InvalidRequestError if the process already uses most of its limit."""
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.tiered import TieredStore
 

@@ -29,8 +29,8 @@ _HUB_CACHE = "models--"
 
 
 def parse_adapter(given: str) -> tuple[str | None, NamedAdapter]:
-    """Parse `[[BASE+]NAME=]PATH`: return the base's name, or None, and the adapter, by default with
-    its folder's name. Raises InvalidRequestError."""
+    """Parse `[[BASE+]NAME=]PATH`: return the base's name or None, and the adapter. The folder's
+    name is the default for NAME. Raises InvalidRequestError."""
     named, mark, path = given.partition("=")
     if not mark:
         named, path = model_path(given).name, given
@@ -69,8 +69,8 @@ def model_path(model: str) -> Path:
 
 
 def model_of(name: str) -> str:
-    """Return the model that `name` means: the alias's model, unless a folder has that name, else
-    `name` itself. Raises InvalidRequestError if `name` may be an alias and the file of aliases is
+    """Return the model for `name`: the alias's model, unless a folder has that name, else `name`
+    itself. Raises InvalidRequestError if `name` may be an alias and the file of aliases is
     unreadable."""
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases
 
@@ -111,7 +111,7 @@ def suggesting(model: str) -> Iterator[None]:
 
 
 def similar_model(name: str) -> str | None:
-    """Return the known alias or model that is `most_similar` to `name`; None if none is."""
+    """Return the alias or model that is `most_similar` to `name`; None if none is similar."""
     from semantic.adapters.hub.aliases import read_aliases
     from semantic.adapters.hub.hub_cache import cached_ids
 
@@ -146,8 +146,8 @@ def describe_model(
 
 
 def find_model(model: str) -> Path:
-    """Return the folder of `model`; downloads it if it is a hub id and missing. Raises the same
-    errors as `load`."""
+    """Return the folder of `model`; downloads a missing hub model. Raises the same errors as
+    `load`."""
     mlx_provider()
     from semantic.adapters.mlx.model.provider import find_folder
 
@@ -156,8 +156,8 @@ def find_model(model: str) -> Path:
 
 
 def file_states(settings: Settings) -> Mapping[str, object]:
-    """Return the files of a model and its adapter, each with a state that differs once the file's
-    content has changed. Raises the same errors as `find_model`, plus OSError."""
+    """Return the files of a model and its adapter. Each file has a state that changes with the
+    file's content. Raises the same errors as `find_model`, plus OSError."""
     from semantic.adapters.mlx.model.adapter import adapter_files
     from semantic.adapters.mlx.model.fingerprint import FileState
     from semantic.adapters.mlx.model.fingerprint import file_states as of_model
@@ -168,8 +168,8 @@ def file_states(settings: Settings) -> Mapping[str, object]:
 
 
 def find_remote(hub_id: str) -> RemoteModel:
-    """Return a model on the hub. Raises the same errors as `look_up`, plus ModelNotFoundError if it
-    has no weights."""
+    """Return a model on the hub. Raises the same errors as `look_up`, plus ModelNotFoundError for a
+    model without weights."""
     from semantic.adapters.hub.remote import look_up
     from semantic.adapters.mlx.model.provider import HUB_FILES
 
@@ -204,5 +204,5 @@ def fetch_model(
 
 
 def own_names(model: str, given: str) -> tuple[str, ...]:
-    """Return a model's own name, followed by the alias that was given for it, if one was."""
+    """Return the name of `model`, then `given` if this is an alias of the model."""
     return (model_name(model), *(() if model == given else (given,)))

@@ -1,6 +1,6 @@
 """Finds parts in the packages above the engine: commands, shared stores, ranks of a model. Imports
-them on demand; a missing package adds nothing. To read entry points instead would take a sixth of
-the time of `semantic --help`."""
+each part on demand; a missing package adds nothing. Uses no entry points: reading them would take a
+sixth of the time of `semantic --help`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tables() -> list[object]:
 
 
 def opener(kind: str) -> object:
-    """Return the opener called `kind`. Raises OperatorError if its package is missing."""
+    """Return the function that opens parts of `kind`. Raises OperatorError without its package."""
     module, name = OPENERS[kind]
     if not _is_installed(module):
         raise OperatorError(f"cannot use {kind}: its package is missing; install semantic-engine")
@@ -45,7 +45,7 @@ def placement(
     environment: Mapping[str, str], secret: Callable[[], bytes | None]
 ) -> PlacementPort | None:
     """Return this process' place among the processes that `mlx.launch` started for one model; None
-    if it started none. Raises the same errors as `Places`."""
+    without `mlx.launch`. Raises the same errors as `Places`."""
     if _RANK not in environment:
         return None
     return cast("Places", opener("ranks"))(environment, secret)

@@ -131,7 +131,7 @@ def shared_store(settings: Settings) -> SharedStorePort | None:
 
 
 def require_shared(settings: Settings) -> SharedStorePort:
-    """Return the result of `shared_store`. Raises InvalidRequestError without a URL."""
+    """Return the result of `shared_store`. Raises InvalidRequestError if it is None."""
     shared = shared_store(settings)
     if shared is None:
         raise InvalidRequestError("remote_store: expected a URL")
@@ -159,7 +159,7 @@ def upload_threads(cores: int) -> int:
 
 
 def new_step_observer(store: StorePort) -> StepObserver | None:
-    """Return the observer of an engine's steps that `store` needs; None if it needs none."""
+    """Return an observer of engine steps for the pace of uploads; None without paced uploads."""
     from semantic.adapters.stores.background import BackgroundStore
 
     queues = (one for one in _parts(store) if isinstance(one, BackgroundStore))
@@ -168,12 +168,12 @@ def new_step_observer(store: StorePort) -> StepObserver | None:
 
 
 def remote_tier(store: StorePort) -> LookUpPort | None:
-    """Return the tier in which to look up a request before it is queued; None without one."""
+    """Return the tier to look requests up in before queueing; None without a remote tier."""
     return next((one for one in _parts(store) if isinstance(one, LookUpPort)), None)
 
 
 def durable_tier(store: StorePort) -> StorePort:
-    """Return the most durable tier on this machine, without the queue in front of it."""
+    """Return the most durable tier on this machine, without the write queue in front of it."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.tiered import TieredStore
 
@@ -198,7 +198,7 @@ def local_tiers(store: StorePort) -> dict[Tier, MemoryStore | DiskStore]:
 
 
 def _parts(store: StorePort) -> Iterator[StorePort]:
-    """Yield a store and all its parts, fastest tier first; a queue precedes its tier."""
+    """Yield a store and all its parts, fastest tier first; a queue comes before its tier."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.tiered import TieredStore
 
@@ -246,8 +246,8 @@ def fleet_secret(settings: Settings) -> bytes | None:
 
 def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskResponsesPort:
     """Return the store of responses: in the store's folder or in memory, plus a fleet's object
-    store. Raises the same errors as `shared_store`. Opens its file at the first use; the block
-    store must be open by then. If the file fails, calls `warn` and keeps responses in memory."""
+    store. Raises the same errors as `shared_store`. The first use opens the file; the block store
+    must be open before. If the file fails, calls `warn` and keeps responses in memory."""
     from semantic.adapters.stores.conversations import FallbackResponses, SqliteResponses
     from semantic.application.chat.memory_responses import MemoryResponses
 
@@ -279,8 +279,8 @@ def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
 
 
 def store_folder(settings: Settings) -> Path:
-    """Return the store's folder; a link that belongs to this user is resolved. Raises StoreError if
-    there is no home folder."""
+    """Return the store's folder; resolves a symbolic link of this user. Raises StoreError if there
+    is no home folder."""
     path = default_store_folder() if settings.store is None else settings.store
     if not path.is_symlink() or path.lstat().st_uid != os.geteuid():
         return path
@@ -310,8 +310,8 @@ def default_store_folder() -> Path:
 
 
 def default_disk_bytes(free: int, used: int) -> int:
-    """Return the default quota of a store: `used` bytes plus a tenth of the file system's `free`
-    bytes, at most 32 GiB, but never less than `used`, as a default must not evict anything."""
+    """Return the default quota of a store: `used` plus a tenth of the file system's `free` bytes,
+    at most 32 GiB. At least `used`, because a default must not evict anything."""
     return max(used, min(_MAX_DISK_BYTES, free // _DISK_FRACTION + used))
 
 
@@ -337,9 +337,9 @@ _FOR_OTHERS = 0o037
 
 def read_fleet_secret(path: Path) -> bytes:
     """Return 32 bytes derived from the contents of `path` without a final line end. Logs and
-    messages never contain any part of them. Raises InvalidRequestError unless this user or root
-    owns the file, others cannot read it, the group cannot write it, and it has 32 to 4096 bytes
-    that are not all alike."""
+    messages never contain any part of these bytes. Raises InvalidRequestError unless this user or
+    root owns the file, other users cannot read it and the group cannot write it. The file must have
+    32 to 4096 bytes, at least 8 of them different."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
