@@ -1,5 +1,5 @@
 """Composition root of several models: one thread, one store, one budget of bytes. In a server,
-`residency` decides which models are loaded; in a program all of them stay loaded. Knows nothing
+`residency` decides which models are loaded; in a program all models stay loaded. Knows nothing
 about APIs."""
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ class ModelsPlan:
 
 
 def plan_models(settings: ModelsSettings) -> ModelsPlan:
-    """Return the plan that `load_models` would follow, without loading anything; call it on MLX's
-    thread. Raises the same errors as `load_models`."""
+    """Return the plan that `load_models` would follow, without loading anything. Call this function
+    on MLX's thread. Raises the same errors as `load_models`."""
     store, capacity = _shares(settings)
     known = []
     for number, one in enumerate(settings.models):
@@ -207,7 +207,7 @@ class ResidentModels:
 async def load_resident(
     models: Sequence[ServeSettings], on_store_unavailable: OnStoreUnavailable | None = None
 ) -> ResidentModels:
-    """Load a model, or several that share their weights, each with an equal part of the pool. The
+    """Load a model, or several models with shared weights, each with an equal part of the pool. The
     store has the first model's settings. Raises the same errors as `serve.load_serving`, after
     unloading every model."""
     if len(models) == 1:
@@ -364,7 +364,7 @@ class _Loader:
         return serving, self.known[name].weights
 
     def _weigh(self, weights: Weights, n_bytes: int) -> None:
-        """Update the size of `weights` in all models that use them."""
+        """Update the size of `weights` in all models with these weights."""
         for name, known in self.known.items():
             if known.weights == weights:
                 self.known[name] = replace(known, weights=replace(weights, n_bytes=n_bytes))
@@ -385,7 +385,7 @@ class _Loader:
 def _describe(
     settings: ServeSettings, folder: Path, store: Settings, capacity: int
 ) -> tuple[ServedModel, KnownModel]:
-    """Return one of several models as its files describe it; `store` has the open store's
+    """Return one of several models as described by its files; `store` has the open store's
     settings."""
     states = _states(settings.engine)
     found = describe_model(folder, adapter=settings.engine.adapter_folder)

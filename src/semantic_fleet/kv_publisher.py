@@ -1,11 +1,11 @@
 """Publishes the contents of this machine's tiers over ZeroMQ, as vLLM does.
 
-Implements `BlockObserver`: changes wait in a bounded queue, and one thread sends them. A message is
-`topic, number, payload`. Numbers are 8 bytes, big-endian, without gaps, so a subscriber notices
-missed messages and requests the messages again at the second socket. A payload is the msgpack
-encoding of an array `[time, events, rank]`; each event is a map with its name at "type". Fields
-have vLLM's names; events omit the fields that vLLM omits by default. After the queue overflows, the
-thread publishes all stored blocks again. Knows sockets, not why the tiers change.
+Implements `BlockObserver`: changes wait in a bounded queue, and one thread sends the changes. A
+message is `topic, number, payload`. Numbers are 8 bytes, big-endian, without gaps, so a subscriber
+notices missed messages and requests the messages again at the second socket. A payload is the
+msgpack encoding of an array `[time, events, rank]`; each event is a map with its name at "type".
+Fields have vLLM's names; events omit the fields that vLLM omits by default. After the queue
+overflows, the thread publishes all stored blocks again. Knows sockets, not why the tiers change.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def encoded(time: float, events: Sequence[Event]) -> bytes:
 
 
 def events_of(changes: Sequence[Change]) -> list[Event]:
-    """Return `changes` as events, in order. Consecutive blocks of a chain make one event; so do
-    consecutive removals."""
+    """Return `changes` as events, in order. Consecutive blocks of a chain make one event;
+    consecutive removals make one event too."""
     runs: list[list[Change]] = []
     for change in changes:
         if runs and _continues(runs[-1][-1], change):
@@ -323,7 +323,7 @@ class KVPublisher:
         return list({one.link.hash: one for one in found if one.is_whole_block}.values())
 
     def _of_each_tier(self, run: Sequence[BlockHeader]) -> Iterator[Change]:
-        """Yield a change for each block of `run` and tier that has it, parents before children."""
+        """Yield a change for each block of `run` in each tier with the block, parents first."""
         keys = [header.key for header in run]
         found = {tier: one.find(keys) for tier, one in self._tiers.items()}
 

@@ -21,7 +21,7 @@ from semantic.domain.errors import InvalidRequestError, OperatorError
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The program to run. The manager kills it `stop_seconds` after asking it to stop."""
+    """The program to run. The manager kills the program `stop_seconds` after a request to stop."""
 
     command: tuple[str, ...]
     stop_seconds: int
@@ -54,8 +54,8 @@ class ServicePort(Protocol):
         """
 
     def uninstall(self) -> bool:
-        """Stop the service and remove the file; return whether it existed. Raises the same errors
-        as `install`."""
+        """Stop the service and remove the file; return whether the file existed. Raises the same
+        errors as `install`."""
 
     def state(self) -> ServiceState:
         """Return whether the service exists and runs."""
@@ -70,7 +70,7 @@ class Ended:
 
 
 class HostPort(Protocol):
-    """The machine, as far as a service manager needs it."""
+    """Operations of the machine that a service manager needs."""
 
     @property
     def system(self) -> str:
@@ -364,7 +364,7 @@ class Launchd:
         return _launchctl(self._host, "print", f"{self._domain}/{_LABEL}").code == 0
 
     def _stop(self) -> None:
-        """Stop the service and wait until launchd has unloaded it; a start before that fails."""
+        """Stop the service and wait until launchd has unloaded it: an earlier start would fail."""
         if not self._is_loaded():
             return
         _launchctl(self._host, "bootout", f"{self._domain}/{_LABEL}")

@@ -1,5 +1,5 @@
-"""Opens the store on disk for a command, and finds agents in it by name. Loads no model. Knows
-manifests, but not what a command does with them."""
+"""Opens the store on disk for a command, and finds agents in the store by name. Loads no model.
+Knows manifests, but not the commands."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ IsPinned = Annotated[
 
 @contextmanager
 def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskStore]:
-    """Open the store on disk, and close it afterwards. Raises StoreError, and InvalidRequestError
-    for a missing folder unless `create` is set: a mistyped path must not create a store."""
+    """Open the store on disk for the `with` block. Raises StoreError, and InvalidRequestError for a
+    missing folder unless `create` is set: a mistyped path must not create a store."""
     settings = options.settings()
     if settings.store is not None and not create and not os.path.lexists(settings.store):
         raise InvalidRequestError(f"there is no store {settings.store}")
@@ -168,7 +168,7 @@ def require_free_name(agents: AgentIndexPort, like: Manifest, name: str) -> None
 
 
 def save(agents: AgentIndexPort, manifest: Manifest) -> None:
-    """Save `manifest`. Raises StoreError if the store does not accept it."""
+    """Save `manifest`. Raises StoreError if the store refuses the manifest."""
     if not agents.save(manifest):
         raise StoreError(
             f"cannot save agent {show_name(manifest.agent_id)}; "

@@ -1,5 +1,5 @@
 """`semantic chat`: a conversation with one agent that resumes after a restart. Knows where lines
-come from; `cli/dialogue/chat_session.py` handles them."""
+come from; `cli/dialogue/chat_session.py` handles each line."""
 
 from __future__ import annotations
 

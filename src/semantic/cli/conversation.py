@@ -1,5 +1,5 @@
-"""Makes the prompt that continues an agent's conversation, from messages as chat templates expect
-them. Knows the chat template through the tokenizer; knows nothing about engines or output."""
+"""Makes the prompt that continues an agent's conversation, from messages in the form for chat
+templates. Knows the chat template through the tokenizer; knows nothing about engines or output."""
 
 from __future__ import annotations
 

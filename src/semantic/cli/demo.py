@@ -185,7 +185,7 @@ def _compared(engine: Engine, role: Role, told: str, resumed: Answer, restored: 
 
 
 def table(recalls: Sequence[Recall], tokens_per_second: float) -> list[str]:
-    """Return four lines: one over all agents for each way to answer, and one for the batch."""
+    """Return four lines: for each of three ways to answer a sum over all agents, then the batch."""
     ways = {
         "without a cache": [one.cold[0] for one in recalls],
         "resumed": [one.resumed for one in recalls],
@@ -232,8 +232,8 @@ def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
 
 @contextmanager
 def child(settings: Settings, roles: Sequence[Role]) -> Iterator[Iterator[str]]:
-    """Start a process that answers for agents; yield the lines that it writes, and kill it at the
-    end. If the process ends early, exits with its exit code or raises BackendError."""
+    """Start a process that answers for agents; yield the lines that it writes, and kill the process
+    at the end. If the process ends early, exits with its exit code or raises BackendError."""
     given = {
         "model": settings.model,
         "pool_bytes": settings.pool_bytes,

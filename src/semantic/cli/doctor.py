@@ -1,4 +1,4 @@
-"""`semantic doctor`: checks versions, device, store and model, one finding each."""
+"""`semantic doctor`: checks versions, device, store and model, with a finding for each."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def check_identity(settings: Settings) -> Finding:
 
 
 def check_store(settings: Settings) -> Finding:
-    """Check that the store on disk works, and how much of its quota it uses."""
+    """Check that the store on disk works, and report how much of the quota it uses."""
     if not settings.use_disk:
         return Finding("store", "ok", "not on disk: caches end with the program")
     advice = "caches stay in memory only; --store names another folder"
@@ -256,7 +256,7 @@ def _served(given: ModelsOptions, adapters: Sequence[str]) -> list[ServeSettings
 
 
 def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
-    """Check each model, with its pool beside the other models' in one server, then all together."""
+    """Check each model with its share of one server's memory, then all models together."""
     from semantic.serve_models import ModelsSettings, plan_models
 
     if len(models) == 1:

@@ -22,12 +22,12 @@ class Timing:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds until the first token; None before it."""
+        """Seconds until the first token; None before the first token."""
         return None if self.first_token is None else self.first_token - self.submitted
 
     @property
     def total(self) -> float | None:
-        """Seconds from submission to the end; None while running."""
+        """Seconds from submission to the end; None before the end."""
         return None if self.ended is None else self.ended - self.submitted
 
     @property
@@ -39,7 +39,7 @@ class Timing:
 
 
 class Driver:
-    """Submits requests to an engine and steps it until all of them have finished."""
+    """Submits requests to an engine and steps it until all requests have finished."""
 
     def __init__(self, engine: GenerationEnginePort, clock: Clock = time.perf_counter) -> None:
         self._engine = engine
@@ -75,7 +75,7 @@ class Driver:
             yield events
 
     def finish(self, uid: str) -> CompletedGeneration:
-        """Step until `uid` has finished. Raises BackendError if it failed."""
+        """Step until `uid` has finished. Raises BackendError if the request failed."""
         for events in self.steps():
             for event in events:
                 if isinstance(event, CompletedGeneration) and event.uid == uid:

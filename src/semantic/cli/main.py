@@ -1,6 +1,6 @@
 """The `semantic` program: its commands, their groups, and its help as plain text. Commands import
 their dependencies when they run. typer's own help would import rich's markdown, syntax and
-traceback modules, which takes longer than everything else here."""
+traceback modules, which takes longer than all other imports."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class PlainGroup(TyperGroup):
 
 
 def _write_options(params: Sequence[Parameter], ctx: Context, formatter: HelpFormatter) -> None:
-    """Write the help of the arguments, then the help of the options under their headings. Headings
-    follow the order of their first options."""
+    """Write the help of the arguments, then the help of the options under their headings. A
+    heading's first option decides the heading's place."""
     headings: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: []}
     for param in params:
         record = param.get_help_record(ctx)

@@ -1,6 +1,6 @@
 """Options of commands, each declared once, as fields of a dataclass. `command` makes a typer
-command from a function whose parameters may be such dataclasses: each field becomes an option.
-Knows typer and bootstrap's settings, but not what a command does."""
+command from a function whose parameters may be dataclasses of options: each field becomes an
+option. Knows typer and bootstrap's settings, but not what a command does."""
 
 from __future__ import annotations
 

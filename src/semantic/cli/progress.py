@@ -149,8 +149,8 @@ def server_progress() -> ServerProgress | None:
 
 @contextmanager
 def work_bar(words: str) -> Iterator[OnProgress]:
-    """Show a bar with `words`; yield the function that advances it. Until the first call of this
-    function, the bar only shows activity."""
+    """Show a bar with `words`; yield the function that advances the bar. Until the first call of
+    that function, the bar only shows activity."""
     with ProgressBar() as progress:
         progress.show(words)
         yield partial(progress.advance, words)
@@ -205,7 +205,7 @@ def _new_progress(*more: Callable[[], ProgressColumn], console: Console | None =
 
 
 def _token_speed() -> ProgressColumn:
-    """Return a column that shows a task's tokens per second once they are known."""
+    """Return a column with a task's tokens per second, empty until these are known."""
     from rich.progress import ProgressColumn, Task
     from rich.text import Text
 

@@ -1,5 +1,5 @@
 """`semantic run`: answers one prompt, or all requests of a JSON Lines file in one batch. Checks the
-requests before it loads the model, and writes answers as early as possible, in the order of the
+requests before loading the model. Writes answers as early as possible, in the order of the
 requests."""
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def run(
 def answer(
     app: App, jobs: Sequence[Job], output: Output, progress: ProgressBar, *, chat: bool
 ) -> None:
-    """Run all jobs in one batch. If a job fails, raises BackendError once all have finished."""
+    """Run all jobs in one batch. If a job fails, raises BackendError after the last job."""
     driver = Driver(app.engine)
     uids = [submit(app, driver, job, progress, chat=chat) for job in jobs]
     queue = AnswerQueue(uids, output, app.pool, driver.timings)
@@ -92,7 +92,7 @@ def answer(
 
 
 def submit(app: App, driver: Driver, job: Job, progress: ProgressBar, *, chat: bool) -> str:
-    """Queue one job. The message of an error names the line of the job."""
+    """Queue one job. The message of an error names the job's line in the file."""
     try:
         tokens = job.tokens(app.tokenizer, chat=chat)
         uid = driver.submit(job.agent, tokens, job.max_tokens, job.sampling)
@@ -107,7 +107,7 @@ def submit(app: App, driver: Driver, job: Job, progress: ProgressBar, *, chat: b
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: a prompt or messages, and how to answer. `source` is a file and a line in it."""
+    """One request: a prompt or messages, and how to answer. `source` names file and line."""
 
     agent: str
     prompt: str | None

@@ -31,7 +31,7 @@ def escape_unencodable() -> None:
 
 
 def read_stdin() -> str:
-    """Return all of stdin. Raises InvalidRequestError unless it is UTF-8."""
+    """Return all of stdin. Raises InvalidRequestError for bytes that are not UTF-8."""
     return decode(sys.stdin.buffer.read(), "stdin")
 
 
@@ -43,7 +43,7 @@ def stdin_lines() -> Iterator[str]:
 
 
 def read_file(path: Path) -> str:
-    """Return the text of a file. Raises InvalidRequestError if it is unreadable or not UTF-8."""
+    """Return the text of a file. Raises InvalidRequestError if unreadable or not in UTF-8."""
     try:
         return decode(path.read_bytes(), str(path))
     except OSError as error:
@@ -61,7 +61,7 @@ def decode(data: bytes, source: str) -> str:
 
 
 def require_text(prompt: str) -> str:
-    """Return `prompt`. Raises InvalidRequestError if it is empty or cannot be encoded as UTF-8."""
+    """Return `prompt`. Raises InvalidRequestError for an empty text or half a surrogate pair."""
     if not prompt:
         raise InvalidRequestError("the prompt is empty")
     try:

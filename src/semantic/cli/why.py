@@ -72,7 +72,7 @@ def why(
 
 
 def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[str]:
-    """Yield lines that compare a prompt with the agent's last prompt, without submitting it."""
+    """Yield lines that compare a prompt, which is not submitted, with the agent's last prompt."""
     name = show_name(agent.agent_id)
     yield (
         f"this prompt: {match.prompt_tokens} tokens; the first {match.common_tokens} are among the "

@@ -34,8 +34,8 @@ class NamedAdapter:
 class Settings:
     """Describes an engine to build: its `model`, and an `adapter` for the model or None.
 
-    `pool_bytes` and `pool_blocks` limit the pool; without both, `default_pool_bytes` limits it. At
-    most `max_batch` requests decode in one step.
+    `pool_bytes` and `pool_blocks` limit the pool; without both, `default_pool_bytes` limits the
+    pool. At most `max_batch` requests decode in one step.
 
     The store has a memory tier of `memory_bytes` (`default_memory_tier_bytes`) and, with
     `use_disk`, a disk tier of `disk_bytes` (`default_disk_bytes`) in the folder `store`
@@ -73,7 +73,7 @@ class Settings:
 
     @property
     def label(self) -> str:
-        """The model's name in the manifests of agents; `load_tokenizer` accepts it."""
+        """The model's name in the manifests of agents; `load_tokenizer` accepts this name."""
         return self.model if self.adapter is None else self.adapter.named(self.model)
 
     @property

@@ -100,7 +100,7 @@ def register_readers() -> None:
 
 
 def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
-    """Return the loader of models; it needs `settings` only to load weights."""
+    """Return the loader of models; only loading weights needs `settings`."""
     if _is_program.is_set():
         _share_arenas()
     try:

@@ -44,7 +44,7 @@ _MIN_MEMORY_TIER_BYTES = 64 * _MIB
 
 
 def default_pool_of(settings: Settings) -> int:
-    """Return the pool's limit in bytes, given the weights loaded now; call it on MLX's thread."""
+    """Return the pool's limit in bytes, given the weights loaded now. Call this on MLX's thread."""
     return default_pool_bytes(memory_of(settings), read_device().used_bytes)
 
 
@@ -165,7 +165,7 @@ def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], Non
 
 
 def memory_left(settings: Settings) -> int:
-    """Return the bytes that the process may still use; negative if it uses too many."""
+    """Return the bytes that the process may still use; negative for too many used bytes."""
     from semantic.adapters.mlx.device import memory_in_use, memory_to_spare
 
     left = sys.maxsize if settings.process_bytes is None else settings.process_bytes

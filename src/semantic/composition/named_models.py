@@ -81,7 +81,7 @@ def model_of(name: str) -> str:
 
 def remember_served(model: str, names: Sequence[str]) -> None:
     """Make `names` aliases of `model`, except invalid names and the user's own aliases. Raises
-    InvalidRequestError if the file of aliases is unreadable, and OperatorError if writing it
+    InvalidRequestError if the file of aliases is unreadable, and OperatorError if writing this file
     fails."""
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases, set_alias
 

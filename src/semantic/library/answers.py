@@ -60,8 +60,8 @@ class Answer:
 
 
 class AsyncAnswerStream:
-    """An answer as it arrives: iterate over the stream for the text, or over `events` for
-    everything. For methods without a docstring see `AnswerStream`."""
+    """An answer as it arrives: iterate over the stream for the text, or over `events` for all
+    events. For methods without a docstring see `AnswerStream`."""
 
     def __init__(
         self,

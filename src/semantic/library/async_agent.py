@@ -49,7 +49,7 @@ _PIECE_BYTES: Final = 1 << 20
 
 async def write_archive(path: Path, pieces: AsyncIterable[bytes]) -> None:
     """Write `pieces` to the file `path`, readable only by its owner; on failure an earlier file
-    stays as it was. Raises OperatorError if the file cannot be written, plus the errors of
+    stays unchanged. Raises OperatorError if the file cannot be written, plus the errors of
     `pieces`."""
     with _named(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -96,8 +96,8 @@ class AsyncAgent:
         self, name: str, serving: Callable[[], Serving], agents: dict[str, AsyncAgent]
     ) -> None:
         """`serving` returns the loaded model and raises BackendError once the engine is closed.
-        `agents` are the engine's agents by name; `fork` adds to them. Raises InvalidRequestError
-        for an invalid `name`."""
+        `agents` are the engine's agents by name; `fork` adds agents to it. Raises
+        InvalidRequestError for an invalid `name`."""
         require_id(name)
         self.name = name
         self._loaded = serving
@@ -310,7 +310,7 @@ class _Turn:
         return self._has_begun
 
     def answer(self) -> Answer | None:
-        """The whole answer; None until it has finished."""
+        """The whole answer; None before the end."""
         if self._end is None:
             return None
         end = self._end

@@ -41,8 +41,8 @@ class AsyncEngine:
             async for text in await engine.chat("ada", "What is my name?", stream=True):
                 print(text, end="")
 
-    Use it from one event loop; any number of tasks may call it. For methods without a docstring see
-    `Engine`, the same class for programs without an event loop.
+    Use an engine from one event loop; any number of tasks may call its methods. For methods without
+    a docstring see `Engine`, the same class for programs without an event loop.
     """
 
     def __init__(

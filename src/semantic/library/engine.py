@@ -165,9 +165,9 @@ class Engine:
 
     def agent(self, name: str, *, system: str | None = None, model: str | None = None) -> Agent:
         """Return the agent `name`, which may be known, saved in the store, or new. Computes
-        nothing. With adapters, `model` is a name in `models` or an adapter's name; by default it is
-        the base model. Each model has its own agents. Raises InvalidRequestError for an invalid
-        name or if the agent's conversation began with another system message than `system`, and
+        nothing. With adapters, `model` is a name in `models` or an adapter's name; by default the
+        base model. Each model has its own agents. Raises InvalidRequestError for an invalid name or
+        if the agent's conversation began with another system message than `system`, and
         ModelNotFoundError for an unknown model."""
         return Agent(self._engine.agent(name, system=system, model=model), self._loop)
 
@@ -239,7 +239,7 @@ class Agent:
 
     def history(self) -> tuple[Message, ...]:
         """Return the messages of the conversation so far. Raises InvalidRequestError if the store
-        has the agent without its messages, because a server saved it. Raises it too if the
+        has the agent without its messages, because a server saved it. Also raises if the
         conversation began with another system message than `Engine.agent` got."""
         return self._loop.run(self._agent.history())
 
@@ -251,7 +251,7 @@ class Agent:
     @property
     def cached_tokens(self) -> int:
         """The number of cached tokens from the start of the conversation: a prompt that begins with
-        these tokens reuses them. 0 for an agent without a turn."""
+        these tokens reuses their cache. 0 for an agent without a turn."""
         return self._loop.run(self._agent.cached_tokens())
 
     def info(self) -> AgentDetail:
@@ -277,8 +277,8 @@ class Agent:
     def export(self, path: str | Path) -> int:
         """Write the agent with its cache to a file, which another machine can import, and return
         the file's size in bytes. The file contains the whole conversation, is readable only by its
-        owner, and replaces an earlier file only once it is complete. Raises AgentNotFoundError for
-        an agent without a turn, and OperatorError if the file cannot be written."""
+        owner, and replaces an earlier file only once complete. Raises AgentNotFoundError for an
+        agent without a turn, and OperatorError if the file cannot be written."""
         return self._loop.run(self._agent.export(path))
 
     def forget(self) -> None:
@@ -288,10 +288,10 @@ class Agent:
 
 
 class AnswerStream:
-    """An answer as it arrives: iterate over the stream for the text, or over `events` for
-    everything. `close`, which the end of a `with` block calls, cancels the unfinished answer. After
-    the last piece, `answer` is the whole answer. `cancel` returns at once, so a signal handler may
-    call it."""
+    """An answer as it arrives: iterate over the stream for the text, or over `events` for all
+    events. `close`, which the end of a `with` block calls, cancels the unfinished answer. After the
+    last piece, `answer` is the whole answer. `cancel` returns at once, so a signal handler may call
+    it."""
 
     def __init__(self, stream: AsyncAnswerStream, loop: _LoopThread) -> None:
         self._stream = stream
@@ -354,7 +354,7 @@ class _LoopThread:
             future.cancel()
 
     def begin(self, work: Coroutine[object, object, None]) -> None:
-        """Start `work` without waiting for it. Raises BackendError once the loop is closed."""
+        """Start `work` and return at once. Raises BackendError once the loop is closed."""
         self._begun(work)
 
     def close(self) -> None:
@@ -375,7 +375,7 @@ class _LoopThread:
 
 
 async def _cancel_others() -> None:
-    """Cancel all other tasks of the running loop, and wait until they finish."""
+    """Cancel all other tasks of the running loop, and wait until all have finished."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for one in others:
         one.cancel()

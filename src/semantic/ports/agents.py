@@ -32,7 +32,7 @@ class OutgoingArchive(Protocol):
 
 
 class IncomingArchive(Protocol):
-    """An archive that arrives in pieces. Before `put`, the store contains nothing of it."""
+    """An archive that arrives in pieces. Before `put`, the store has none of its bytes."""
 
     def write(self, data: bytes) -> None:
         """Take the next bytes. Raises InvalidRequestError at the first byte that cannot belong to
@@ -152,9 +152,9 @@ class AgentFilter:
 
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
-    """A request in the engine: `seconds` is its age, `preemptions` counts how often it lost its
-    blocks. Its cache contains `read_tokens` of its prompt, computed or reused; `cached_tokens`
-    counts the reused tokens. `model` is a model's id."""
+    """A request in the engine: `seconds` is its age, `preemptions` counts how often the engine
+    preempted it. Its cache contains `read_tokens` of its prompt, computed or reused;
+    `cached_tokens` counts the reused tokens. `model` is a model's id."""
 
     uid: str
     agent_id: str
@@ -193,8 +193,8 @@ EVERY_AGENT: Final = AgentFilter()
 
 
 class AgentsPort(Protocol):
-    """The agents of the served model. Any number of tasks of one event loop may call it. Methods
-    raise AgentNotFoundError if the tenant has no such agent, or if no tenant has the given id."""
+    """The agents of the served model. Any number of tasks of one event loop may call its methods.
+    These raise AgentNotFoundError if the tenant has no such agent or no tenant has the given id."""
 
     def id_of(self, tenant: str) -> TenantId:
         """Return the id by which operators name `tenant`. Thread-safe."""

@@ -50,8 +50,8 @@ class CallTags:
     An argument lasts from `start` to the last `end` before the next argument or the call's end. The
     value begins after the first `key_end`. `key` matches the text between `start` and `key_end`,
     with the key in its group "key". A group "kind" of `key` is the kind of the value: text for
-    "string" and "true", else JSON. `call_end` ends the arguments; if `call_end` is empty, the
-    call's end mark does. Text between arguments has no meaning.
+    "string" and "true", else JSON. `call_end` ends the arguments; if `call_end` is empty, the end
+    mark of the call ends them. Text between arguments has no meaning.
 
     `trims` says what the reader removes around a value: nothing, or a line break on either side.
     The marks of `wrap` may enclose a value. With `untyped_is_text`, a value without a type is text,
@@ -90,9 +90,9 @@ class CallSpelling:
     """How a model writes a tool call, unless it writes a JSON object with the tool's name. A call
     begins with `head`; a model may still write a JSON object instead. `arguments` is None for JSON;
     after `json_head`, arguments are always JSON. Any number of the texts in `between` can end a
-    call; each text in `ends` can end the last call, as the end mark does. `in_list` is true if
-    calls occur only in a list. At the beginning of a line, `unmarked` begins a call without the
-    start mark."""
+    call; each text in `ends` can end the last call, like the end mark. `in_list` is true if calls
+    occur only in a list. At the beginning of a line, `unmarked` begins a call without the start
+    mark."""
 
     head: CallHead | None = None
     arguments: CallTags | CallList | None = None
@@ -183,10 +183,10 @@ class ChatFormat(Protocol):
         Raises InvalidRequestError if the template refuses the messages."""
 
     def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
-        """Render the token that ends an answer, then all messages after the first `n_messages`. The
-        last of the first `n_messages` is the assistant's; their content does not change the result.
-        Returns None if the template ends answers without a token. Raises InvalidRequestError if the
-        template refuses the messages."""
+        """Render the token that ends an answer, then all messages after the first `n_messages`.
+        Message number `n_messages` is the assistant's. The content of the first `n_messages` does
+        not change the result. Returns None if the template ends answers without a token. Raises
+        InvalidRequestError if the template refuses the messages."""
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
         """Return the grammar of an answer to `chat`; None if nothing constrains the answer. An

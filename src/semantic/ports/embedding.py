@@ -48,7 +48,7 @@ class Embedded:
 
 
 class EmbeddingPort(Protocol):
-    """An embedding model. Any number of tasks of one event loop may call it concurrently."""
+    """An embedding model. Any number of tasks of one event loop may use it concurrently."""
 
     @property
     def model(self) -> EmbeddingModel:
@@ -71,7 +71,7 @@ class EmbeddingPort(Protocol):
 
 
 class EmbeddingRun(Protocol):
-    """The computation of one batch. Only the computing thread calls it."""
+    """The computation of one batch, for the computing thread only."""
 
     def step(self) -> tuple[Vector, ...] | None:
         """Compute one chunk. Returns the vectors of all texts after the last chunk, and None after
@@ -102,8 +102,8 @@ class Embedder(Protocol):
         text. Thread-safe."""
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a text's `tokens`, cut at the end to `max_tokens`, which includes the special
-        tokens around them."""
+        """Return a text's `tokens`, cut at the end to `max_tokens`. The special tokens at both ends
+        stay and count."""
 
     def start(self, batch: Sequence[tuple[int, ...]]) -> EmbeddingRun:
         """Begin to compute a batch of texts, given as tokens. Called by the computing thread."""

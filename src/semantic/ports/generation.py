@@ -1,5 +1,5 @@
 """The engine's port, and the ports of a backend, a tokenizer, a model provider and a clock. Each
-docstring is a contract; tests hold every implementation to it, fakes included. Only the backend
+docstring is a contract; tests check it for every implementation, fakes included. Only the backend
 reads a block's data, `BlockData`."""
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Tokenizer(Protocol):
         """Return the text of `tokens`. Bytes that form no complete character become U+FFFD."""
 
     def text_of(self, token: int) -> str:
-        """Return the text of `token` when other tokens precede it."""
+        """Return the text of `token` in the middle of a text, after other tokens."""
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
         """Return a new detokenizer for tokens that follow the tokens `after`. The joined pieces
@@ -142,8 +142,8 @@ class Tokenizer(Protocol):
 
 
 class BodyTarget(Protocol):
-    """Memory for one block's body in a sequence that is loading. One thread, any thread, calls
-    either `put`, or `open` and then `close`. The backend may close the sequence before that."""
+    """Memory for one block's body in a sequence that is loading. A single thread, but any thread,
+    calls either `put`, or `open` and then `close`. The sequence may already be closed."""
 
     def put(self, body: bytes | memoryview) -> None:
         """Store the whole body. Raises BackendError."""
@@ -208,7 +208,7 @@ class BatchBackend(Protocol):
         CacheReconstructionError if `blocks` cannot provide the tokens."""
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
-        """Grow the sequence to `capacity` tokens, a multiple of 256; it never shrinks."""
+        """Grow the sequence to `capacity` tokens, a multiple of 256; a sequence never shrinks."""
 
     def length(self, sequence: SequenceId) -> int:
         """Return the number of tokens in the sequence's cache."""
@@ -219,7 +219,7 @@ class BatchBackend(Protocol):
 
     def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
         """Return whether `prefill_together` can compute `n_tokens` of the sequence in one pass with
-        other prompts. Each prompt's cost per token stays about the same."""
+        other prompts. A token of the sequence then costs about as much as a token of the others."""
 
     @property
     def pads_chunks(self) -> bool:
@@ -260,11 +260,12 @@ class BatchBackend(Protocol):
 
     def decode(self) -> list[SampledToken]:
         """Decode one new token for each sequence started before the previous step. A sequence
-        started later may return its first token one step later. The cache counts a returned token:
-        before every call, each started sequence needs capacity for one token more than it holds. A
-        newly started sequence needs two more: its last prompt token and its first new token. If a
-        sequence's grammar fails, its token has an error. If its logits are NaN or infinite, its
-        token is not finite. In both cases the other sequences continue."""
+        started later may return its first token one step later. A returned token counts as part of
+        the cache. Before every call, each started sequence needs capacity for one token more than
+        its cache holds. A newly started sequence needs capacity for two more: its last prompt token
+        and its first new token. If a sequence's grammar fails, its token has an error. If its
+        logits are NaN or infinite, its token is not finite. In both cases the other sequences
+        continue."""
 
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
         """Move the cache of `sequence` into `blocks` (per layer, in order) by setting their
@@ -283,8 +284,8 @@ class BatchBackend(Protocol):
         """Remove `sequence` from the decode batch; it stays open with its cache. The caller may
         then export, prefill and restart it. Returns the token that the next `decode` would have
         returned, which the cache lacks; None for an unknown token. A caller that accepts the token
-        starts the sequence with it; otherwise the backend samples again. Always returns a token
-        that is not finite, because the sequence may hold invalid values."""
+        starts the sequence with this token; otherwise the backend samples again. Always returns a
+        token that is not finite, because the sequence may hold invalid values."""
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
         """Return a copy of the body of tokens `start` to `stop`, all in one block. A deferred body
@@ -322,7 +323,7 @@ class GrammarProbe(Protocol):
         InvalidRequestError if the model's answers cannot follow grammars."""
 
     def stop(self) -> None:
-        """Make a running call of `problem` end soon. Any thread may call it at any time."""
+        """Make a running call of `problem` end soon. Any thread may call `stop` at any time."""
 
     def close(self) -> None:
         """Release all resources. During and after `close`, make no other call."""
@@ -343,8 +344,8 @@ class ModelProviderPort(Protocol):
         self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
     ) -> Slices[tuple[BatchBackend, Tokenizer]]:
         """Do the work of `load_model` in slices, between which the thread can compute with other
-        models. Raises WeightsTooLargeError, before reading weights, if these need more than
-        `max_bytes` and no loaded model shares them."""
+        models. Raises WeightsTooLargeError, before reading weights, if weights that no loaded model
+        shares need more than `max_bytes`."""
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         """Return the description of `model`'s cache for one sequence."""

@@ -1,5 +1,5 @@
 """ModelsPort: the models of a server, only some of them loaded. A model loads at the first request
-that needs it, or when a client asks for it. Runs on an event loop and never blocks it."""
+that needs it, or when a client asks for it. Methods run on an event loop and never block it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """The current status of a model. While it is loaded, `n_bytes` is the size of its weights and
-    its pool; shared weights count for the first of the models that share them. `running` requests
-    use the model, `waiting` requests wait until it is loaded. Without another request the model
-    unloads in `expires_in` seconds; None if it stays or the time is unknown. The model has been
-    idle for `idle_for` seconds; None while it is in use or not loaded."""
+    """The current status of a model. While the model is loaded, `n_bytes` is the size of its
+    weights and its pool; shared weights count for the first of the models that share them.
+    `running` requests use the model, `waiting` requests wait for its loading. Without another
+    request the model unloads in `expires_in` seconds; None if it stays or the time is unknown. The
+    model has been idle for `idle_for` seconds; None while it is in use or not loaded."""
 
     served: ServedModel
     state: ModelState
@@ -49,10 +49,10 @@ class ModelsPort(Protocol):
     name of a model, and raise ModelNotFoundError for an unknown name."""
 
     def serving_of(self, name: str | None = None) -> ServingPort:
-        """Return the model `name`. A request to an unloaded model loads it and waits."""
+        """Return the model `name`. Requests load the model if necessary, and wait for this."""
 
     def agents_of(self, name: str | None = None) -> AgentsPort:
-        """Return the agents of a model. Calls that need the loaded model load it. The agents'
+        """Return the agents of a model. A call that needs the weights loads the model. The agents'
         method `requests` lists the requests of all models."""
 
     def statuses(self) -> Sequence[ModelStatus]:
@@ -65,7 +65,7 @@ class ModelsPort(Protocol):
         """Unload the model after `seconds` without a request, from now on; None means never."""
 
     def load(self, name: str) -> Coroutine[object, object, ModelStatus]:
-        """Load the model unless it is loaded. Raises ModelLoadError and OverloadedError."""
+        """Load the model if necessary. Raises ModelLoadError and OverloadedError."""
 
     def unload(self, name: str) -> Coroutine[object, object, ModelStatus]:
         """Unload the model once the requests that use it have finished. New requests load it

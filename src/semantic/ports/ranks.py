@@ -1,5 +1,5 @@
-"""The processes (ranks) that compute one model together: the frames they exchange, and where each
-process runs. Knows neither sockets nor computations."""
+"""The processes (ranks) that compute one model together: the frames that ranks exchange, and the
+place of each process. Knows neither sockets nor computations."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Frame(NamedTuple):
 
 
 class Pins(Protocol):
-    """Pins host memory, so that a device can access it."""
+    """Pins host memory, so that a device can access the memory."""
 
     def pin(self, address: int, n_bytes: int) -> None: ...
 
@@ -114,7 +114,7 @@ class ChannelPort(Protocol):
 
 
 class LinksPort(Protocol):
-    """The connections of one rank. The loss of any of them ends all ranks."""
+    """The connections of one rank. If a connection is lost, all ranks end."""
 
     channels: Sequence[ChannelPort]
     """On rank 0, the channels to all other ranks; on any other rank, the channel to rank 0."""

@@ -1,6 +1,6 @@
-"""ServingPort: a served model's interface for APIs; answers are streams of events. Runs on an event
-loop and never blocks it. An API only translates between its protocol and this interface. `Figures`
-are for monitoring."""
+"""ServingPort: a served model's interface for APIs; answers are streams of events. Methods run on
+an event loop and never block it. An API only translates between its protocol and this interface.
+`Figures` are for monitoring."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ model's calls."""
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """A model's files, size and abilities. `digest` is the hash of its files in hexadecimal,
-    `stored_as` the type of its weights on disk ("4bit", "mxfp4", "bf16"). `file_bytes` is the size
-    of its weights on disk, `memory_bytes` their size in memory, which is GPU memory if `on_gpu`.
-    `modified` is the newest modification time of its files, Unix time in seconds. `trained_tokens`
-    is the length of context that it was trained for; None if its configuration does not say.
-    `template` is its chat template; "" if it has none. `thinks` is true if it marks reasoning.
-    `call_parser` names the parser of its tool calls."""
+    """A model's files, size and abilities. `digest` is the hash of the model's files in
+    hexadecimal, `stored_as` the type of its weights on disk ("4bit", "mxfp4", "bf16"). `file_bytes`
+    is the size of its weights on disk, `memory_bytes` their size in memory, which is GPU memory if
+    `on_gpu`. `modified` is the newest modification time of its files, Unix time in seconds.
+    `trained_tokens` is the context length of its training, None if unknown. `template` is its chat
+    template; "" if it has none. `thinks` is true if the model marks reasoning. `call_parser` names
+    the parser of its tool calls."""
 
     architecture: str
     parameters: int
@@ -107,7 +107,7 @@ class ServedModel:
 
 
 class ServingPort(Protocol):
-    """A served model. Any number of tasks of one event loop may call it concurrently."""
+    """A served model. Any number of tasks of one event loop may call the methods concurrently."""
 
     @property
     def model(self) -> ServedModel:
@@ -159,10 +159,10 @@ class EngineState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
     """Figures of an engine at one moment. `inbox` counts submissions before their validation,
-    `waiting` counts requests without blocks. `queued` submissions and requests among these have
-    never run; their caches may need `queued_bytes`. `idle` counts agents that have a cache in the
-    pool but no request. `pool_bytes` is the pool's limit. `preemptions`, `rebuilds` and
-    `restored_bytes` (for each tier of the store) count from the start of the process."""
+    `waiting` counts requests without blocks. `queued` of these submissions and requests have never
+    run; their caches may need `queued_bytes`. `idle` counts agents that have a cache in the pool
+    but no request. `pool_bytes` is the pool's limit. `preemptions`, `rebuilds` and `restored_bytes`
+    (for each tier of the store) count from the start of the process."""
 
     state: EngineState
     inbox: int = 0
@@ -201,7 +201,7 @@ class MemoryLimit(Protocol):
 
     async def look_at_memory(self) -> None:
         """Measure the memory, unless the last measurement is recent. While the engine's thread is
-        idle, only this call measures it."""
+        idle, only this call measures the memory."""
 
     async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
         """Set another limit, or the initial limit if None; return once the process has freed the

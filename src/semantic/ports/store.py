@@ -2,7 +2,7 @@
 
 A store is a cache, never a source of truth: anything that it dropped or cannot verify is a miss.
 `TurnsPort` and `ResponsesPort` keep turns and responses of conversations for the tenant that stored
-them. If a turn is missing, the chat template renders the history again. Thread-safe.
+each. If a turn is missing, the chat template renders the history again. Thread-safe.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from semantic.domain.stored import (
 class ResponsesPort(Protocol):
     """Stores responses by tenant and id, within a budget of bytes; evicts the oldest response of
     the tenant whose responses need most bytes. Thread-safe. Calls may block and may raise
-    StoreError, so do not call it on an event loop, nor after `close`."""
+    StoreError, so call none on an event loop. Make no call after `close`."""
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """Return the stored response; None for an unknown, deleted or damaged response, or another
@@ -62,7 +62,7 @@ conversation."""
 
 
 class TurnsPort(Protocol):
-    """Stores turns by the point at which they end. Thread-safe."""
+    """Stores turns by the point at which a turn ends. Thread-safe."""
 
     def get(self, point: Point) -> Turn | None:
         """Return the turn that ends at `point`; None for an unknown or damaged turn."""
@@ -76,8 +76,8 @@ class TurnsPort(Protocol):
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
         """Load the turns at `points` of one owner's conversation, in order, from the fleet's store,
-        so that `get` finds them. May wait for the network, up to a deadline; does nothing without a
-        fleet."""
+        so that `get` finds these turns. May wait for the network, up to a deadline; does nothing
+        without a fleet."""
 
     def close(self) -> None:
         """Flush and close."""
@@ -92,8 +92,8 @@ class SharedTurnsPort(Protocol):
         so that only one answer waits for a store that hangs. Returns at once."""
 
     def put(self, turn: Turn) -> None:
-        """Store `turn` and return once other machines can find it, or drop it on failure. A turn
-        without tokens replaces nothing. May wait."""
+        """Store `turn` and return once other machines can find the turn. On failure, drop the turn.
+        A turn without tokens replaces nothing. May wait."""
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> Sequence[Turn]:
         """Return the stored turns at `points`; empty if the turns at the last points are missing.
@@ -104,9 +104,9 @@ class SharedTurnsPort(Protocol):
 
 
 class CacheStorePort(Protocol):
-    """Stores immutable block bodies by content hash. A failure of the disk raises nothing: it
-    counts in `stats`, and as a miss. A tier that also implements `LookUpPort` has no quota. Except
-    for reads and writes, such a tier answers calls from its last look-up."""
+    """Stores immutable block bodies by content hash. A failure of the disk raises nothing: `stats`
+    counts the failure, and the read is a miss. A tier that also implements `LookUpPort` has no
+    quota. Except for reads and writes, such a tier answers calls from its last look-up."""
 
     @property
     def secret(self) -> bytes:
@@ -119,19 +119,19 @@ class CacheStorePort(Protocol):
         write limit, or uploads to the fleet's store fail or lag."""
 
     def put(self, block: StoredBlock) -> bool:
-        """Store `block`; does nothing if it is stored already. Returns False if it stores nothing:
+        """Store `block`; does nothing for a stored block. Returns False for a block that it drops:
         pins fill the quota, writes back up, or the disk fails. The quota holds at any time. To free
-        space, the store evicts blocks of the tenant with most bytes, if it has more than the
-        block's tenant: least recently used first, and a chain's end before its start. So a tenant
+        space, the store evicts blocks of the tenant with most bytes, if this tenant has more than
+        the block's: least recently used first, and a chain's end before its start. So a tenant
         never loses an equal share of the quota to others, and pins protect at most that share. The
         store refers to `block` without a copy and never changes it. While `holds_back` is true, an
         interim block stays in memory only."""
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """Delete blocks, even if they are in use or pinned; later blocks of their chains stay."""
+        """Delete blocks, even blocks in use or pinned; later blocks of the same chains stay."""
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-        """Return the index's entries for the `keys` that it knows, without reading bodies. Does not
+        """Return the index's entry for each known key in `keys`, without reading bodies. Does not
         count as a use."""
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
@@ -153,16 +153,16 @@ class CacheStorePort(Protocol):
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
         """Read bodies into the targets of `reads`, in parallel. Returns True for each read with a
-        verified body. For a failed read it returns False, and the targets have undefined content.
+        verified body. Returns False for a failed read, whose targets then have undefined content.
         Quarantines a damaged body."""
 
     def read(self, header: BlockHeader) -> bytes | None:
-        """Return the body of `header`; None for a missing body or one that `read_into` would
-        refuse."""
+        """Return the body of `header`; None for a missing body or a body that fails
+        verification."""
 
     def prefetch(self, header: BlockHeader) -> bool:
-        """Verify a body on disk and copy it to the memory tier, within the quota; return whether
-        the body is in memory. Counts as a use. A store with one tier copies nothing."""
+        """Verify a body on disk and copy the body to the memory tier, within the quota; return
+        whether the body is in memory. Counts as a use. A store with one tier copies nothing."""
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """Record a use of the blocks `keys`, a chain in order, so that the start of the chain is
@@ -193,12 +193,12 @@ class AgentIndexPort(Protocol):
         """Return the scopes that have agents, in any order."""
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
-        """Return at most `limit` manifests of a scope: the next ones after the place `after`. The
-        order is newest first, by `Manifest.place`."""
+        """Return at most `limit` manifests of a scope: the next manifests after the place `after`.
+        The newest comes first, by `Manifest.place`."""
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
-        """Return the names of the agents in a scope whose manifests name `parent` as their parent,
-        sorted."""
+        """Return, sorted, the names of the agents in a scope whose manifests have `parent` as
+        parent."""
 
     def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
         """Return, for each block, the names of up to two agents whose newest manifests need the
@@ -214,7 +214,7 @@ class AgentIndexPort(Protocol):
 
 
 class StorePort(CacheStorePort, Protocol):
-    """A store of blocks, and of the agents that need them."""
+    """A store of blocks and of the manifests of agents, which use the blocks."""
 
     @property
     def agents(self) -> AgentIndexPort:
@@ -227,7 +227,7 @@ class BlockObserver(Protocol):
     and must not call a store. A method returns False if it could not record the change."""
 
     def stored(self, header: BlockHeader, tier: Tier) -> bool:
-        """Record that requests find the block from now on; they may have found it before, too."""
+        """Record that requests can now find the block. Repeated calls for a block are possible."""
 
     def removed(self, name: BlockHash, tier: Tier) -> bool:
         """Record that requests no longer find the block."""
@@ -301,6 +301,6 @@ class LookUpPort(Protocol):
     def look_up(
         self, scope: Scope, links: Sequence[BlockLink], layout: BlockLayout, start: int = 0
     ) -> None:
-        """Look up the chain `links` in this tier: how many blocks it stores, the blocks that follow
-        them, and everything needed to resume. The last link may be partial; other tiers have the
-        first `start` blocks."""
+        """Look up the chain `links` in this tier: how many of its blocks the tier stores, the
+        blocks after these, and everything needed to resume. The last link may be partial; other
+        tiers have the first `start` blocks."""

@@ -264,8 +264,8 @@ def _take_signals_back() -> None:
 
 
 class _FleetLife:
-    """Starts the cluster with the server, and stops it after the last request. `failure` is the
-    first error of starting or stopping."""
+    """Starts the cluster with the server, and stops the cluster after the last request. `failure`
+    is the first error of starting or stopping."""
 
     def __init__(self, cluster: RayCluster, ready: Callable[[], None]) -> None:
         self._cluster = cluster

@@ -5,7 +5,7 @@ An entry is only a hint: the store may lack its object. The catalog never asks t
 `name_of_body`) to a record, a bytes object, which garbage collection skips:
 
     offset  bytes
-         0      8  the first bytes of the hash, to tell two bodies of the same name apart
+         0      8  the first bytes of the hash, to distinguish two bodies with the same name
          8      8  the name of the full block before it
         16      4  its depth, see `depth_of`
         20      8  size of the body; the lowest 16 bits are the number of its scope
@@ -303,7 +303,7 @@ class Catalog:
 
     @property
     def agents(self) -> AgentIndexPort:
-        """The agents' manifests; `learn_agent` and `drop_agent` change them."""
+        """The index of the agents' manifests; `learn_agent` and `drop_agent` change this index."""
         return self._tails
 
     def learn_agent(self, manifest: Manifest) -> None:
@@ -340,7 +340,7 @@ class Catalog:
 
 
 class Notices:
-    """Exchanges notices with the janitor for one process: sends its uses, receives evictions.
+    """Exchanges notices with the janitor for one process: sends uses, receives evictions.
     Thread-safe; counts failures of the object store. A use of a block is a use of all blocks before
     it, so no block has a later use than its parent. Does not know how notices are encoded."""
 
@@ -363,8 +363,8 @@ class Notices:
         self._timer: threading.Timer | None = None
 
     def hear(self, within: float = LOG_SECONDS) -> None:
-        """Forget the objects that the janitor deleted, so that this process writes them again. Does
-        nothing if the last call was less than `within` seconds ago. Raises UnavailableError."""
+        """Forget the objects that the janitor deleted, so that this process writes these again.
+        Does nothing within `within` seconds of the last call. Raises UnavailableError."""
         with self._hearing:
             if self._heard is not None and self._clock() - self._heard < within:
                 return

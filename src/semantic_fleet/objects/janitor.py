@@ -1,7 +1,7 @@
 """Janitor: keeps a fleet's objects within a budget; evicts the least recently used.
 
 A pass lists the store twice: first to add up each tenant's bytes and their uses, then to delete.
-From the first list it keeps `OBJECT_BYTES` for each object. Objects used during the pass stay. Only
+Between both, each object takes `OBJECT_BYTES` of memory. Objects used during the pass stay. Only
 the holder of the lease deletes. The holder renews the lease right before each batch, so a process
 that slept notices that it lost the lease. To readers, an evicted object is a miss.
 
@@ -244,7 +244,7 @@ class Janitor:
 
 
 class BackgroundJanitor:
-    """A thread that makes passes while it holds the lease, unless another process has the lease."""
+    """A thread that makes passes while it holds the lease and no other process does."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ RENEWALS = 4
 
 
 class LostLeaseError(Exception):
-    """Another process has the lease, or may have it."""
+    """Another process has the lease, or may have the lease."""
 
 
 def clock() -> float:
@@ -57,8 +57,8 @@ class Lease:
         return self._own
 
     def acquire(self) -> bool:
-        """Renew the lease, or take it if it is free or dead; return whether this process has the
-        lease. Call again to notice when another process's lease has died."""
+        """Renew the lease, or take a free or dead lease; return whether this process has the lease.
+        Call again to notice when another process's lease has died."""
         if self._own is not None:
             return self._follow(self._own)
         newest = max(self._listed(), key=_number, default=None)

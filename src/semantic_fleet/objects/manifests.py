@@ -90,8 +90,8 @@ class Ends:
     The agent's next saved turn deletes these blocks if its own end blocks contain the same keys and
     values and have their own checkpoints. Turns of several agents may have the same end, such as a
     fork and its source. A turn that ends with another writer's block marks the block as shared, in
-    an object next to the block. Shared blocks stay. An agent that begins with a block during its
-    deletion misses the block.
+    an object next to the block. Shared blocks stay. If an agent begins with a block during the
+    deletion of the block, it misses the block.
     """
 
     def __init__(self, bodies: Bodies, catalog: Catalog) -> None:

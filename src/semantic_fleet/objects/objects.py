@@ -104,8 +104,8 @@ class Objects:
         default it is `small`. `folder` is the store's shared folder, which may vanish, or None.
 
         `notify` receives a sentence when the breaker opens (at most once a minute), when several
-        writes in a row fail, and when the store refuses to list or delete. It receives another
-        sentence at the end of such a failure.
+        writes in a row fail, and when the store refuses to list or delete. Another sentence reports
+        the end of a failure.
         """
         self._small = small
         self._large = large or small
@@ -150,7 +150,7 @@ class Objects:
     @contextmanager
     def urgent(self) -> Iterator[None]:
         """Mark the calls in the `with` block as urgent, because the end of an answer waits for
-        them. A call that takes longer than a small request is late."""
+        these calls. A call that takes longer than a small request is late."""
         this = object()
         with self._lock:
             self._urgent[this] = self._clock()
@@ -362,7 +362,7 @@ def _folder_of(url: str) -> SharedFolder | None:
 
 def _connected(url: str, seconds: float, *, signs_bodies: bool = True) -> ObjectStore:
     """Connect to the store at `url`. Without `signs_bodies`, leave S3 bodies unsigned: hashing a
-    body takes as long as encrypting and sending it, and readers verify bodies anyway."""
+    body takes as long as encrypting and sending the body, and readers verify bodies anyway."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         raise InvalidRequestError(
@@ -398,7 +398,7 @@ def _is_refusal(error: Exception) -> bool:
 
 def _line(error: Exception) -> str:
     """Return an error in one line: the request and the reason. Omits the request's query, which may
-    contain a signature. The reason is the server's answer, or the cause of its absence."""
+    contain a signature. The reason is the server's answer, or why the server did not answer."""
     line, _, structure = str(error).strip().partition("\n")
     found = _REQUEST.search(line)
     if found is None:

@@ -52,7 +52,7 @@ THREADS = 8
 
 
 class Parallel:
-    """Threads for one kind of call. A call must not wait for another call of its kind: deadlock."""
+    """Threads for one kind of call. A call that waits for another call of its kind may deadlock."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="remote")
@@ -164,7 +164,7 @@ class Bodies:
         return replace(header, link=link, layout=layout), n_bytes
 
     def delete(self, scope: Scope, key: BlockKey, tail_of: BlockHash | None) -> None:
-        """Delete a body. With `tail_of`, the block before it, first delete the body's tail."""
+        """Delete a body. With `tail_of`, the block before the body, first delete its tail."""
         if tail_of is not None:
             self.delete_tail(scope, key, tail_of)
         self._objects.delete(self.folder(scope).body(key))
@@ -262,7 +262,7 @@ class Reader:
         return None
 
     def _is_gone(self, header: BlockHeader) -> None:
-        """Forget a missing body, so that the request which misses it can write it again."""
+        """Forget a missing body: the request that misses the body can then write it again."""
         self._catalog.drop([header.key])
         if has_tail(header):
             with self._tally.misses("write_errors"):
@@ -351,7 +351,7 @@ class LookUp:
         return self._bodies.n_bytes(chain.folder, header.key) == chain.n_bytes(header)
 
     def _each_tail(self, chain: _Chain, places: Sequence[int]) -> list[BlockHeader]:
-        """Return the tails after the blocks at `places`, and add them to the catalog."""
+        """Return the tails after the blocks at `places`, and add these tails to the catalog."""
         listings = self._threads.each(partial(self._listed_tails, chain), places)
         listed = [one for found in listings for one in found]
         tails = self._threads.each(partial(self._tail, chain), listed)

@@ -70,7 +70,7 @@ class Records:
             write(self._path(tenant.folder, key), sealed)
 
     def delete(self, tag: bytes, key: bytes) -> bool:
-        """Delete a record; return whether it existed."""
+        """Delete a record; return whether the record existed."""
         try:
             path = self._path(self._vault.tenant(tag).folder, key)
             if self._objects.size(path) is None:

@@ -191,7 +191,7 @@ class RemoteAgents:
 class RemoteStore:
     """Blocks and manifests of a fleet in one object store. Thread-safe. For methods without a
     docstring, see `CacheStorePort`. No method raises if the object store fails. `put` and `save`
-    upload before they return, so put a write-behind queue in front of them."""
+    return after the upload, so put a write-behind queue in front of this store."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class RemoteStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`secret` is the fleet's secret, 32 bytes: replicas with different secrets share nothing.
-        `janitor` is this process's janitor, if any; the store closes it."""
+        `janitor` is this process's janitor or None; the store closes the janitor."""
         self._objects = objects
         self.secret = secret
         self._janitor = janitor
@@ -250,7 +250,7 @@ class RemoteStore:
             return self._put(block)
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.drop`. Does not call the object store: `Deletions` does so later."""
+        """See `CacheStorePort.drop`. Does not call the object store: a thread does that later."""
         for key in dict.fromkeys(keys):
             place = self._catalog.place(key)
             self._deletions.begin(key, partial(self._delete_block, key, place))

@@ -98,7 +98,7 @@ def seal(
 
 
 class SealingMemory:
-    """Reusable memory to seal bodies into. Thread-safe.
+    """Reusable memory for sealed bodies. Thread-safe.
 
     Fresh memory takes several times as long as sealing: the kernel clears each page at its first
     touch, and unmaps it under a lock that stops all threads. Keeps at most as many pieces as
@@ -121,8 +121,8 @@ class SealingMemory:
     @contextmanager
     def piece(self, n_bytes: int) -> Iterator[memoryview]:
         """Yield memory of arbitrary content, at least one byte, valid only inside the `with` block.
-        Does not reuse the memory after an error inside the `with` block, because a connection may
-        still send from it. Also not if a reference remains, as in an in-process object store."""
+        Not reused after an error inside the `with` block, because a connection may still send from
+        there, nor while a reference remains, as in an in-process object store."""
         memory = self._take(n_bytes)
         view = memoryview(memory)[:n_bytes]
         yield view
@@ -143,7 +143,7 @@ class SealingMemory:
                 self._free.clear()
 
     def close(self) -> None:
-        """Free all memory; later uses free their memory at once."""
+        """Free all memory; pieces in use go back to the system at their end."""
         with self._lock:
             self._is_closed = True
             self._free.clear()
@@ -296,7 +296,7 @@ class Vault:
         self._known: dict[bytes, tuple[float, Tenant]] = {}
 
     def tenant(self, tag: bytes) -> Tenant:
-        """Return the tenant's folder and key, creating them if missing. Raises UnavailableError."""
+        """Return the tenant's folder and key; creates both if missing. Raises UnavailableError."""
         with self._lock:
             until, found = self._known.get(tag, (0.0, None))
         if found is not None and self._clock() < until:
@@ -318,9 +318,9 @@ class Vault:
         return was_there
 
     def erase(self, tag: bytes) -> int:
-        """Call `forget`, and delete all objects in the tenant's folders; return their number.
-        Replicas write to the tenant's last folder for `SALT_SECONDS` more; the janitor deletes that
-        folder."""
+        """Call `forget`, and delete all objects in the tenant's folders; return the number of
+        objects. Replicas write to the tenant's last folder for `SALT_SECONDS` more; the janitor
+        deletes that folder."""
         self.forget(tag)
         prefix, erased = f"{self._name(tag)}-", 0
         for above in self._objects.folders():

@@ -129,7 +129,7 @@ class UseLog:
             return 0.0 if full or self._due is None else max(0.0, self._due - self._clock())
 
     def write(self) -> None:
-        """Write the log now if it has uses. Keeps the uses if it raises UnavailableError."""
+        """Write the log now if it has uses. Keeps the uses if the write raises UnavailableError."""
         with self._lock:
             depths, self._depths = self._depths, {}
             self._due = self._clock() + self._seconds
@@ -181,7 +181,7 @@ class UseTable:
         return len(self.names)
 
     def mark(self, name: int) -> int:
-        """Return the last use of `name`, 0 if unknown, and mark a known `name` for `kept`."""
+        """Return the last use of `name`, 0 if unknown. Marks a known `name`, for `kept`."""
         at = self._place(name)
         if at is None:
             return 0
@@ -207,7 +207,7 @@ class UseTable:
         return UseTable(names + self.names[at:], used + self.used[at:])
 
     def kept(self) -> array[int]:
-        """Return all marked names, followed by the times of their last uses."""
+        """Return all marked names, followed by the times of last use."""
         both = array("Q", compress(self.names, self._is_there))
         both.extend(compress(self.used, self._is_there))
         return both

@@ -1,12 +1,12 @@
 """A connection between two ranks: frames of integers, some followed by bytes.
 
 Waiting for a frame costs no computation, unlike waiting in a collective operation, and the end of a
-process shows at once. The two ranks prove to each other that they know a secret without sending it:
-each answers the other's random number, and both numbers together give the keys of each direction.
-Between two machines, a seal on every frame reveals a frame that is changed, missing, repeated or
-from another sender. Frames are not encrypted. On one machine, frames go over a Unix socket, which
-the system protects from other users and which also passes descriptors of shared memory. Knows
-sockets, but only the kind of a frame, not the meaning of its other integers.
+process shows at once. Each rank proves that it knows a secret without sending the secret: it
+answers the peer's random number. The two random numbers give the keys of each direction. Between
+two machines, a seal on every frame reveals a frame that is changed, missing, repeated or from
+another sender. Frames are not encrypted. On one machine, frames go over a Unix socket, which the
+system protects from other users and which also passes descriptors of shared memory. Knows sockets,
+but only the kind of a frame, not the meaning of its other integers.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def join(sock: socket.socket, secret: bytes, rank: int) -> Keys | None:
 
 
 def admit(sock: socket.socket, secret: bytes) -> tuple[int, Keys] | None:
-    """Return the rank at the other end of a new connection to rank 0, and its keys. None for a peer
-    that does not know the `secret`; such a peer learns nothing about the secret."""
+    """Return the rank at the other end of a new connection to rank 0, and the connection's keys.
+    Returns None for a peer without the `secret`; this peer learns nothing about the secret."""
     challenge = secrets.token_bytes(_RANDOM)
     with suppress(OSError):
         sock.sendall(challenge)

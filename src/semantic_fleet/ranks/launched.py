@@ -29,8 +29,8 @@ _NCCL_SIZE, _JACCL_DEVICES = "MLX_WORLD_SIZE", "MLX_IBV_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Implements `PlacementPort`. `host` is the address of rank 0. Each rank proves to the others
-    that it knows `secret`."""
+    """Implements `PlacementPort`. `host` is the address of rank 0. Ranks connect only with ranks
+    that know `secret`."""
 
     rank: int
     size: int
@@ -42,7 +42,7 @@ class Grid:
     @contextmanager
     def meeting(self) -> Iterator[None]:
         """See `PlacementPort.meeting`. A thread of this process could not end the wait: MLX may
-        hold the interpreter's lock while it waits."""
+        hold the interpreter's lock during the wait."""
         from semantic_fleet.ranks.links import JOIN_SECONDS
 
         logger.info("waiting at most %.0f s for all ranks, over %s", JOIN_SECONDS, self.transport)

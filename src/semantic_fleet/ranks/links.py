@@ -1,5 +1,5 @@
-"""The connections of one rank: how ranks find each other, and how all ranks end when one is lost.
-Knows processes and sockets, but neither a framework nor the computation."""
+"""The connections of one rank: how ranks find each other, and how all ranks end after the loss of
+one rank. Knows processes and sockets, but neither a framework nor the computation."""
 
 from __future__ import annotations
 

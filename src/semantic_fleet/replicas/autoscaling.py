@@ -28,9 +28,9 @@ class ScalingContext(Protocol):
 
 
 def wanted_replicas(current: int, running: float, waiting: float, rows: float) -> int:
-    """Return the number of replicas for these requests, if a replica decodes `rows` requests at
-    once. Adds at least one replica while a request waits. Removes one replica at a time, and only
-    while no request waits."""
+    """Return the number of replicas for `running` and `waiting` requests, if a replica decodes
+    `rows` requests at once. Adds at least one replica while a request waits. Removes one replica at
+    a time, and only while no request waits."""
     fitting = max(1, math.ceil((running + waiting) / (_FULL * rows)))
     if waiting >= 1:
         return max(fitting, current + 1)

@@ -1,9 +1,9 @@
 """The edge of a fleet: checks requests as a server does, finds each request's key, and passes the
 request on.
 
-All requests of one session have the same key, so they reach the replica with their caches. Names
-follow the rules of `identity`; a request without a name has the key of its conversation's opening.
-Keys are digests, so a router sees no user's text.
+All requests of one session have the same key, so these requests reach the replica with their
+caches. Names follow the rules of `identity`; a request without a name has the key of its
+conversation's opening. Keys are digests, so a router sees no user's text.
 
 The edge reads bodies whole first, and limits their size as a server does. If a client leaves, the
 edge closes its answer, and the replica cancels the request. If a replica is lost, its answers end
@@ -162,7 +162,7 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 def create_edge(
     replicas: ReplicasPort, settings: ServerSettings, lifespan: Lifespan, version: str
 ) -> FastAPI:
-    """Return the app that passes requests on to `replicas`; `lifespan` starts and stops them."""
+    """Return the app that passes requests on to `replicas`; `lifespan` starts and stops these."""
     app = FastAPI(
         title="semantic",
         version=version,
@@ -248,7 +248,7 @@ class _PassOn:
 
 class _Answer:
     """A response to a request of `path` as ASGI messages. Sends a stream as it arrives, any other
-    response once it is complete: an earlier error can still replace it."""
+    response when complete: until then an error can replace the response."""
 
     def __init__(self, path: str, send: Send) -> None:
         self._path = path
@@ -268,7 +268,7 @@ class _Answer:
             self._body += piece
 
     async def end(self) -> None:
-        """Send the rest of the response. Raises OverloadedError for an answer without a head."""
+        """Send the remaining response. Raises OverloadedError for an answer without a head."""
         if self._head is None:
             raise OverloadedError("the replica ended without an answer", retry_after=1)
         if not self.has_begun:

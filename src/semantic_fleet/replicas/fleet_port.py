@@ -38,7 +38,7 @@ Piece: TypeAlias = ResponseHead | bytes
 
 
 class ReplicasPort(Protocol):
-    """All replicas of a fleet. Call it on one event loop."""
+    """All replicas of a fleet, for use on one event loop."""
 
     def answer(self, key: str, request: PassedRequest) -> AsyncGenerator[Piece, None]:
         """Yield the response of the replica of `key`, or of a less busy replica: a head, then bytes
@@ -61,15 +61,15 @@ class ReplicaPort(Protocol):
         """Return counts: `running` and `waiting` requests, and `rows` of a batch. Thread-safe."""
 
     def end(self) -> None:
-        """End all answers, running and later ones, each with an error that says why."""
+        """End all running and later answers, each with an error that states the reason."""
 
     def check(self) -> None:
         """Raise BackendError if the server cannot answer any more."""
 
 
 class BuildReplica(Protocol):
-    """Starts a replica's server. Ray pickles this object and calls it in the replica's process."""
+    """Starts a replica's server. Ray pickles this object for a call in the replica's process."""
 
     def __call__(self, folder: str, sharing: int) -> AbstractAsyncContextManager[ReplicaPort]:
         """Run a server that stores in `folder`, one of `sharing` servers on a machine. Entering the
-        context waits until the server is ready; leaving it waits until all agents are saved."""
+        context waits until the server is ready; leaving waits until the agents are saved."""

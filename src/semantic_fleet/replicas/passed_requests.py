@@ -19,7 +19,7 @@ AsgiApp: TypeAlias = Callable[[MutableMapping[str, object], Receive, Send], Awai
 
 async def answer(app: AsgiApp, request: PassedRequest) -> AsyncGenerator[Piece, None]:
     """Yield the response of `app`, and raise its errors. Closing this generator disconnects `app`
-    and waits for its end."""
+    and waits until `app` ends."""
     pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
     is_gone, is_read = asyncio.Event(), False
 

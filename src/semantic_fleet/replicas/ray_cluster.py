@@ -81,7 +81,7 @@ class FleetPlan:
 
 
 class RayCluster:
-    """Implements `ReplicasPort`. `start` and `stop` block; other methods are for one event loop."""
+    """Implements `ReplicasPort`. `start` and `stop` block; call other methods on one event loop."""
 
     def __init__(self, plan: FleetPlan, build: BuildReplica) -> None:
         self._plan = plan
@@ -170,7 +170,7 @@ class RayCluster:
 
     def _set_environment(self) -> None:
         """Set the environment of Ray and its processes. Ray's ports are open to other machines and
-        unpickle data, so they need a token. A Ray of this process makes its own token."""
+        unpickle data, so the ports need a token. A Ray of this process makes its own token."""
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         if self._plan.address is None:
@@ -240,7 +240,7 @@ class RayCluster:
 
 def _log_of_serve(level: str) -> LoggingConfig:
     """Log only warnings of replicas, because replicas log requests themselves. Log less of the
-    controller, which repeats tracebacks of replicas: `start` reports these in one line."""
+    controller, which repeats tracebacks of replicas: `start` reports a traceback in one line."""
     from ray.serve.schema import LoggingConfig
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -266,7 +266,7 @@ def stop_application(address: str, drain: float) -> None:
 
 def _remove_application(drain: float) -> None:
     """Delete the application; running answers have `drain` seconds to finish. Raises OperatorError
-    if replicas remain after Ray should have killed them."""
+    if replicas remain after the time when Ray kills replicas."""
     from ray import serve
 
     if APPLICATION in serve.status().applications:

@@ -1,10 +1,9 @@
 """A replica as Ray Serve runs it: a server without a socket, in its own process.
 
 Ray Serve calls the methods by name, and waits for the last answer before it destroys a stopping
-replica. It does not announce a stop; it only stops checking the replica's health. A living process
-holds a slot: a numbered folder with a locked file and a folder for the store. A new process takes
-the first free slot, with all that an earlier process stored there. Imports no Ray: it is plain
-Python.
+replica. Ray Serve does not announce a stop; it only stops checking the replica's health. A living
+process holds a slot: a numbered folder with a locked file and a folder for the store. A new process
+takes the first free slot, with all that an earlier process stored there. Imports no Ray.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ LAUNCH_COMMANDS: dict[str, Callable[..., None]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """A planned change of an agent's settings file, and whether the command wrote it."""
+    """A planned change of an agent's settings file, and whether the command wrote the change."""
 
     client: str
     server: RunningServer
@@ -160,8 +160,8 @@ class _Outcome:
 
 
 def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json: bool) -> bool:
-    """Return False if --write, --show or --json keeps the command from starting the agent. In that
-    case raises InvalidRequestError if the user gave `arguments` for the agent."""
+    """Return False if --write, --show or --json keeps the command from starting the agent. In this
+    case raises InvalidRequestError for any `arguments` of the agent."""
     if not (options.write or options.show or as_json):
         return True
     if arguments:
@@ -233,7 +233,7 @@ def _diff(change: Change) -> Iterator[str]:
 
 
 def _dotted(path: Sequence[str]) -> str:
-    """Return a setting's path as TOML writes it: with quotes around each part that needs them."""
+    """Return a setting's path as TOML writes it: with quotes around each part that needs quotes."""
     plain = (part.replace("_", "").replace("-", "") for part in path)
     return ".".join(
         part if word.isascii() and word.isalnum() else json.dumps(part)

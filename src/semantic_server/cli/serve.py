@@ -65,8 +65,8 @@ def _as_flag(hint: object) -> object:
 
 
 def _given(declared: type) -> type | GenericAlias:
-    """Return the type of a flag's value. A flag for a list is repeatable. Loading the settings
-    validates texts later."""
+    """Return the type of a flag's value. A flag for a list is repeatable. Values are texts if only
+    the loading of settings validates them."""
     origin, parts = get_origin(declared), get_args(declared)
     if origin is None:
         return str if declared is object else declared
@@ -178,7 +178,7 @@ _CHOSEN_LATER = {
 
 
 def _chosen(settings: ServerSettings) -> dict[str, object]:
-    """Return the values of unset settings, as far as they are clear before the start."""
+    """Return the future values of unset settings, as far as the program can know these now."""
     chosen: dict[str, object] = {}
     if not settings.served_model_name:
         chosen["served_model_name"] = list(served_names(settings))
@@ -224,8 +224,8 @@ async def load_model(
 
 
 def promised_of(settings: ServerSettings, sharing: int = 1) -> Settings:
-    """Return the settings of the engine, with the memory that this process may use as one of
-    `sharing` processes on the machine. Raises the same errors as `promised`."""
+    """Return the engine's settings with the memory that this process may use. `sharing` processes
+    share this machine. Raises the same errors as `promised`."""
     others = map(model_of, (*settings.model[1:], *settings.allowed_models))
     embedding = settings.embedding_model
     return promised(

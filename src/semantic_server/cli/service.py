@@ -96,7 +96,7 @@ def service_manager(host: HostPort | None = None) -> ServicePort:
 
 def require_known_to_the_service(loaded: LoadedSettings) -> None:
     """Raise InvalidRequestError for a key on the command line: the service's file would contain the
-    key. Raise it also for a setting in a variable of this shell: the service would lack it."""
+    key. Also raise for a setting in this shell's variables: the service would lack that setting."""
     from semantic_server.http.settings import KEY_FILES
 
     for name, origin in loaded.origins.items():

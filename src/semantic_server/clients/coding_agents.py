@@ -1,6 +1,6 @@
 """Coding agents that can use this program's server: where their settings files are, the settings
-they need, and how to start them once with these settings and no file. To this module, a server is
-an address, a model's name and a context size. Reads no file, knows no file format, starts
+they need, and how to start an agent once with these settings but without a file. To this module, a
+server is an address, a model's name and a context size. Reads no file, knows no file format, starts
 nothing."""
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class CodingAgent:
     """A coding agent: the `name` of its program, its npm `package`, its settings file, and how to
-    start it with the same settings but no file. `settings_file` receives the environment's
+    start the agent with the same settings but no file. `settings_file` receives the environment's
     variables, and raises OperatorError if it needs HOME and HOME is not an absolute path."""
 
     name: str
@@ -261,7 +261,7 @@ def _codex_settings(server: RunningServer) -> Settings:
 
 
 def _codex_start(server: RunningServer, environment: Environment) -> Start:
-    """Return arguments `-c dotted.name=value`, one for each setting; they override Codex's file."""
+    """Return one argument `-c dotted.name=value` per setting. Arguments override Codex's file."""
     del environment
     settings = _leaves((), _codex_settings(server))
     pairs = ((".".join(path), json.dumps(value)) for path, value in settings if value is not None)

@@ -1,7 +1,7 @@
 """A user's settings file: reads it whole, backs it up, replaces it atomically. Settings are a tree
 of tables, in JSON or TOML. After a change, the module parses the new text again, and raises
-UnreadableError unless the text contains the new settings and all previous ones. Does not know the
-meaning of a client's settings."""
+UnreadableError unless the text contains the new settings and all previous settings. Does not know
+the meaning of a client's settings."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _changes(
 
 
 def applied(document: Mapping[str, object], required: Settings) -> Document:
-    """Return a copy of `document` with the `required` settings in it."""
+    """Return a copy of `document` with the `required` settings."""
     result = dict(document)
     for name, value in required.items():
         if isinstance(value, Mapping):
@@ -205,7 +205,7 @@ def applied(document: Mapping[str, object], required: Settings) -> Document:
 
 
 class UnreadableError(InvalidRequestError):
-    """A text is not in the expected format, or a change would lose part of it."""
+    """A text is not in the expected format, or a change would lose part of the text."""
 
 
 class FileFormat(Protocol):
@@ -215,7 +215,7 @@ class FileFormat(Protocol):
         """Parse the text."""
 
     def change(self, text: str, required: Settings) -> str:
-        """Return the text with the `required` settings in it."""
+        """Return `text` with the `required` settings."""
 
 
 class Json:
@@ -279,7 +279,7 @@ TOML: Final = Toml()
 
 
 def _put(table: MutableMapping[str, object], required: Settings) -> None:
-    """Set the required values in `table`; all other values keep their place and their comments."""
+    """Set the `required` values in `table`; other values keep their place and comments."""
     for name, value in required.items():
         if value is None:
             table.pop(name, None)

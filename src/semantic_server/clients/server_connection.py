@@ -169,7 +169,7 @@ def key_for(url: str, variable: str) -> str | None:
 
 
 def read_address(url: str) -> SplitResult:
-    """Parse a server's address. Raises InvalidRequestError for a malformed one."""
+    """Parse a server's address. Raises InvalidRequestError for a malformed `url`."""
     try:
         address = urlsplit(url.strip())
         _ = address.port  # raises ValueError unless the port is a number

@@ -74,7 +74,7 @@ class _OfTenant:
 
 
 class Recorder:
-    """Records the requests and savings of each tenant. For one event loop; not thread-safe."""
+    """Records the requests and savings of each tenant. Not thread-safe; use on one event loop."""
 
     def __init__(
         self, woken: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.time
@@ -90,7 +90,7 @@ class Recorder:
         self._rate = PrefillRate()
 
     def of(self, tenant: str, model: str = "") -> Observer:
-        """Return an observer of one request of `tenant` to the model with the id `model`."""
+        """Return an observer of one request of `tenant`; `model` is the requested model's id."""
         return _RequestObserver(self, tenant, model)
 
     @property
@@ -99,8 +99,8 @@ class Recorder:
         return bool(self._running)
 
     def spans(self, tenant: str | None, after: int = 0) -> list[Span]:
-        """Return the requests of `tenant` that changed after version `after`. If `tenant` is None,
-        return such requests of all tenants."""
+        """Return the requests of `tenant` that changed after version `after`. None means the
+        requests of all tenants."""
         return [
             one
             for one in (*self._ended, *self._running)
@@ -217,8 +217,8 @@ SENDING: Final = 2
 
 
 class Ending:
-    """Ends all answers of a server, each with an error in the form of its API instead of a broken
-    connection. Cancels the requests as a disconnect would, which saves their agents. For one event
+    """Ends all answers of a server: each client gets an error of its API, not a broken connection.
+    Cancels the requests as a disconnect would, which saves their agents. Use it on one event
     loop."""
 
     def __init__(self) -> None:
@@ -283,9 +283,9 @@ class LiveRequest:
 
 
 class Watch:
-    """Figures of the last minutes and the running requests, sampled once per second for all
-    watchers. Samples only while a request runs or a stream is open, and has no task and no timer
-    otherwise. Reads the engine's requests only while a stream is open. For one event loop."""
+    """Figures of the last minutes and the running requests, sampled once per second for all open
+    streams. Samples only while a request runs or a stream is open; otherwise there is no task or
+    timer. Reads the engine's requests only while a stream is open. Use it on one event loop."""
 
     def __init__(
         self,

@@ -341,7 +341,7 @@ def _check_action(request: Request, action: bytes) -> None:
 
 
 def _owner(request: Request, given: str | None) -> Tenant:
-    """Return the tenant of a request: the key's own, or `given` if an operator names one. Raises
+    """Return the tenant of a request: the key's tenant, or `given` from an operator. Raises
     WireError if another client names a tenant, and FieldError if an operator omits the tenant."""
     if given is not None:
         require_operator(request, "tenant")
@@ -360,7 +360,7 @@ def _owner_of_archive(request: Request, given: str | None) -> Tenant:
 
 
 async def _uploaded(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body as it arrives. Raises ClientDisconnectedError if the client leaves."""
+    """Yield the body in pieces. Raises ClientDisconnectedError if the client disconnects."""
     try:
         async for piece in request.stream():
             yield piece

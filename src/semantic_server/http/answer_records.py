@@ -36,7 +36,7 @@ class AnswerRecord:
 
     `ttft` is the time to the first piece, `gaps` has the times between pieces. `finish` is the
     finish reason, "cancelled" after a disconnect, "refused" for a rejected request. `unread_calls`
-    counts texts that the model marked as tool calls but that were not calls.
+    counts texts with the marks of a tool call that do not parse as calls.
     """
 
     agent: str = ""

@@ -247,7 +247,7 @@ def _drop_unused_status(paths: Mapping[str, Mapping[str, dict[str, dict[str, obj
 
 
 def _errors() -> dict[str, object]:
-    """Return the schemas of error bodies, as FastAPI writes them."""
+    """Return the schemas of error bodies in FastAPI's form."""
     bodies = (OpenAIError, AnthropicError, OllamaError)
     _, found = models_json_schema([(one, "validation") for one in bodies], ref_template=_REFERENCE)
     schemas: dict[str, object] = jsonable_encoder(found["$defs"], exclude_none=True)

@@ -69,8 +69,7 @@ class Phase(Enum):
 
 
 class Connections:
-    """The open connections of a server by phase and peer, in the order in which they entered the
-    phase.
+    """The open connections of a server by phase and peer, in the order of entering the phase.
 
     When there are too many, the peer with the most connections in a phase loses its oldest
     connection, so a peer with many connections loses only its own. On loopback or behind a proxy,
@@ -162,7 +161,7 @@ def _crowd(connections: dict[DeadlineProtocol, float]) -> tuple[int, float]:
 
 
 class DeadlineProtocol(H11Protocol):
-    """HTTP/1.1 with a deadline for each phase of a connection in which the client must act.
+    """HTTP/1.1 with a deadline for each phase in which the client of a connection must act.
 
     uvicorn has no deadline for headers, nor for a client that stops reading. One timer waits for
     headers, for the rest of a body after the response, or for the end of a closed connection.
@@ -235,7 +234,7 @@ class DeadlineProtocol(H11Protocol):
             self._close()
 
     def give_way(self) -> None:
-        """Close this connection, whose client must act, in favour of another one."""
+        """Close this connection, which waits for its client, in favour of another connection."""
         if self._phase() is Phase.CLIENT and not self.flow.write_paused:
             self._refuse(_FULL)
         else:

@@ -70,9 +70,9 @@ def settings_of(request: Request) -> ServerSettings:
 
 def serving_of(request: Request, name: object = None) -> ServingPort:
     """Return the model that a request names, instrumented for metrics and log. Without a name,
-    return the first model. A server with one model returns it for any name, which the route then
-    checks. Raises OverloadedError while the server loads, and ModelNotFoundError for an unknown
-    name."""
+    return the first model. A server with one model returns that model for any name; the route then
+    checks the name. Raises OverloadedError while the server loads, and ModelNotFoundError for an
+    unknown name."""
     context = context_of(request)
     serving = context.serving
     if serving is None:
@@ -110,7 +110,7 @@ def model_in_query(request: Request) -> str | None:
 
 def agents_of_named(request: Request) -> AgentsPort:
     """Return the same agents as `agents_of`. Raises InvalidRequestError if the server has several
-    models and the query names none of them."""
+    models and the query names no model."""
     models = context_of(request).models
     names = () if models is None else [one.served.id for one in models.statuses()]
     if len(names) > 1 and MODEL_QUERY not in request.query_params:
@@ -141,7 +141,7 @@ T = TypeVar("T")
 
 
 def heartbeat() -> bytes:
-    """Return a comment line, which clients ignore; it keeps the connection alive."""
+    """Return a comment line, which clients ignore but which keeps the connection alive."""
     return b": keep-alive\n\n"
 
 
@@ -162,8 +162,8 @@ def event_stream(
 
 
 async def until_disconnect(request: Request, work: Coroutine[object, object, T]) -> T:
-    """Await `work`. On a disconnect, cancel it and raise ClientDisconnectedError. The route must
-    have read the request's body first."""
+    """Await `work`. On a disconnect, cancel `work` and raise ClientDisconnectedError. The route
+    must have read the request's body first."""
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(request))
     try:

@@ -265,7 +265,7 @@ def _is_below(path: str, prefix: str) -> bool:
 
 
 def id_headers(request_id: str | None) -> dict[str, str]:
-    """Return the request id under two names: one for OpenAI's clients, one for Anthropic's."""
+    """Return headers with the request id under OpenAI's name and under Anthropic's name."""
     return {} if request_id is None else {"x-request-id": request_id, "request-id": request_id}
 
 

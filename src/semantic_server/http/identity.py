@@ -102,7 +102,7 @@ def identity_of(request: Request, body: Mapping[str, object]) -> Identity | None
 
 
 def header_texts(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of `headers` as text, by their lower-case names."""
+    """Return the values of `headers` as text, with the lower-case names as keys."""
     return {name: _header_text(value) for name, value in headers.items()}
 
 
@@ -116,7 +116,7 @@ def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read Claude Code's identity. Each subagent has an id, a nested one also its parent's id."""
+    """Read Claude Code's identity. Subagents have ids; nested subagents also send a parent's id."""
     session = _tag(headers.get("x-claude-code-session-id")) or _session_of_user_id(body)
     if session is None:
         return None
@@ -341,7 +341,7 @@ def _too_many(own: int) -> Problem:
 
 
 def presented_keys(headers: Headers) -> list[str]:
-    """Return a request's keys from both headers, because one of the two may contain a stale key."""
+    """Return a request's keys from both headers: one header may have an outdated key."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if kind.lower() == "bearer" else ""
     return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]

@@ -1,6 +1,6 @@
 """Server lifecycle: answers probes at once, loads the model in the background, saves on shutdown.
-Also builds public prefixes and validators before the first request. Knows that loading and closing
-a model take time, not how they work."""
+Also builds public prefixes and validators before the first request. Knows that a model takes time
+to load and close, but not the steps."""
 
 from __future__ import annotations
 

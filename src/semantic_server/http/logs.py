@@ -109,7 +109,7 @@ _MAX_WARNINGS: Final = 1000
 
 
 class WarnOnce:
-    """Logs each distinct warning once, and nothing after the first `_MAX_WARNINGS` of them."""
+    """Logs each distinct warning once, at most `_MAX_WARNINGS` warnings in all."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
@@ -128,7 +128,7 @@ _ENTRY: Final = "request_line"
 
 
 class RequestLogEntry(Observer):
-    """The log entry of one request, whose answers are one or several."""
+    """The log entry of one request, which gets one or several answers."""
 
     def __init__(self) -> None:
         self._records: list[AnswerRecord] = []

@@ -249,9 +249,9 @@ class HostMiddleware:
 
     Prevents two attacks from web pages: DNS rebinding (a foreign name that resolves to this machine
     arrives as Host) and cross-origin posts to a known address (the page arrives as Origin). Allowed
-    hosts are loopback names, the bound address, `names`, and, if the server is reachable from the
-    network anyway, every numeric address, which no attacker can register. "*" allows all. Pages
-    from `origins` get the CORS headers that their browser requires.
+    hosts are loopback names, the bound address and `names`. On a server that the network can reach,
+    every numeric address is allowed too: no attacker can register such an address. "*" allows all.
+    Pages from `origins` get the CORS headers that their browser requires.
     """
 
     def __init__(

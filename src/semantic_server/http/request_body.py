@@ -64,7 +64,7 @@ _THREADS: Final = 2
 
 
 class LargeBodies:
-    """Limits the memory for large bodies; shares parser threads fairly. For one event loop."""
+    """Limits the memory for large bodies; shares parser threads fairly. Use on one event loop."""
 
     def __init__(self, most: int, timeout: float) -> None:
         """At most `most` bytes are in memory; a body waits at most `timeout` seconds for memory."""
@@ -115,8 +115,8 @@ class LargeBodies:
 
 
 def check_spelling(unknown: Iterable[str], known: Collection[str], within: str = "") -> None:
-    """Raise FieldError if an `unknown` field resembles a `known` one; the error suggests the known
-    field. `within` is the path prefix of a nested object."""
+    """Raise FieldError if an `unknown` field resembles a `known` field, which the error then
+    suggests. `within` is the path prefix of a nested object."""
     for name in islice(unknown, _MOST_SPELLINGS):
         if len(name) > _MOST_SPELLINGS:
             continue
@@ -202,8 +202,8 @@ def parse_object(data: bytes) -> dict[str, object]:
 
 
 def _with_whole_characters(data: bytes) -> bytes:
-    """Return `data` with U+FFFD for each escape of half a surrogate pair. JavaScript writes such an
-    escape when it cuts a text within an emoji, and the text stays in a conversation's history."""
+    """Return `data` with U+FFFD for each escape of half a surrogate pair. JavaScript writes half a
+    pair when it cuts a text within an emoji, and the conversation's history keeps the text."""
     if not _HALF.search(data) or b"\0" in data:
         return data
     marked = data.replace(rb"\\", b"\0\0")  # an escaped backslash starts no escape
@@ -323,7 +323,7 @@ def _children(value: object) -> Iterable[object]:
 
 def _path(parts: Sequence[int | str], body: object) -> str:
     """Return the path of an error, as in `messages[0].content`: the parts of pydantic's location
-    that exist in the body, and the last part. Drops other parts: they name branches of unions."""
+    that exist in the body, and the last part. Drops other parts, which name branches of unions."""
     path = ""
     at = body
     for part in parts:

@@ -96,7 +96,7 @@ class HttpServer(uvicorn.Server):
 
     async def _finish_accepting(self) -> None:
         """Accept no more connections, and open the accepted ones. uvicorn closes open connections,
-        but asyncio opens a connection two iterations of the loop after accepting it. A connection
+        but asyncio opens an accepted connection two iterations of the loop later. A connection
         between accept and open would leak, or delay the shutdown until the stop timeout."""
         loop = asyncio.get_running_loop()
         for server in self.servers:
@@ -180,8 +180,8 @@ _RESERVED_FILES: Final = 256
 
 def connections_within_file_limit(wanted: int) -> int:
     """Return how many of `wanted` connections fit the limit on open files; raise the soft limit if
-    possible. A process without free descriptors cannot accept a connection, even to refuse it, nor
-    read its store. Under a low limit, connections get half of the descriptors."""
+    possible. A process without free descriptors can neither accept a connection, even for a
+    refusal, nor read the store. Under a low limit, connections get half of the descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _raise_soft_limit(soft, hard, wanted + _RESERVED_FILES)
     return (
@@ -190,8 +190,8 @@ def connections_within_file_limit(wanted: int) -> int:
 
 
 def _raise_soft_limit(soft: int, hard: int, needed: int) -> int | None:
-    """Raise the soft limit to `needed` or as far as possible and return it; return None if the
-    limit is not below `needed`."""
+    """Raise the soft limit to `needed`, or as far as possible, and return the new limit. Return
+    None if the limit is already at least `needed`."""
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
     raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

@@ -77,7 +77,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
     @field_validator("model", mode="before")
     @classmethod
     def _several_models(cls, given: object) -> object:
-        """Take a text as one model, because a folder's name may contain commas."""
+        """Take a text as the name of one model: a folder's name may contain commas."""
         return (given,) if isinstance(given, str) else given
 
     @field_serializer("model")
@@ -239,7 +239,7 @@ def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
 
 
 def _overridden(layer: Mapping[str, object]) -> list[str]:
-    """Return the one of `store` and `no_store` that `layer` overrides by setting the other."""
+    """Return the names among `store` and `no_store` that the other name in `layer` overrides."""
     void = ["no_store"] if "store" in layer else []
     return [*void, "store"] if str(layer.get("no_store", "")).lower() in _TRUE else void
 

@@ -29,11 +29,11 @@ class AnswerWriter(Protocol):
         """Write more of the answer."""
 
     def end(self, mark: str) -> None:
-        """End the answer, and write `mark` after it."""
+        """End the answer, and write `mark` after the answer."""
 
 
 class PlainWriter:
-    """Writes only the answer's text, as the model wrote it."""
+    """Writes only the text of an answer, without changes."""
 
     def __enter__(self) -> Self:
         return self
@@ -51,8 +51,8 @@ class PlainWriter:
 
 
 class MarkdownWriter:
-    """Renders each paragraph, list or code block once it is complete, and shows its plain text
-    until then. Reasoning is dim. Control characters from the model are shown, not obeyed."""
+    """Renders each complete paragraph, list or code block, and shows an incomplete one as plain
+    text. Reasoning is dim. Shows control characters from the model instead of sending them."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -51,7 +51,7 @@ class ChatSession:
 
     def handle(self, line: str) -> bool:
         """Carry out a command or send a message. Returns False after /exit. Raises SemanticError on
-        failure, leaving the conversation as it was."""
+        failure, without changing the conversation."""
         text = line.strip()
         if not text:
             return True

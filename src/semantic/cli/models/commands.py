@@ -201,8 +201,8 @@ MODEL_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def _on_hub(name: str) -> RemoteModel:
-    """Return the hub's model for `name`. Raises the same errors as `find_remote`; their messages
-    also suggest a similar name."""
+    """Return the hub's model for `name`. Raises the same errors as `find_remote`; the message also
+    suggests a similar name."""
     hub_id = hub_id_of(name)
     try:
         return find_remote(hub_id)

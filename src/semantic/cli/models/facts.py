@@ -31,7 +31,7 @@ Source = Literal["package", "folder", "hub's cache", "hub"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a model's files are, and their size. `folder` is None if the model is only on the hub.
+    """The place and size of a model's files. `folder` is None if the model is only on the hub.
     `missing` is true if the model lacks files that only the hub has; then `weights_bytes` is the
     size of all weights, or None if unknown."""
 
@@ -46,8 +46,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The bytes that a model needs on this machine, and the number of agents of 32k tokens that
-    fit. Each token costs `token_bytes`; an agent's windows and states cost `fixed_bytes`."""
+    """The bytes that a model needs on this machine, and how many agents with 32k tokens each fit.
+    Each token costs `token_bytes`; an agent's windows and states cost `fixed_bytes`."""
 
     token_bytes: int
     fixed_bytes: int
@@ -61,7 +61,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model: its place, kind and memory, or the `problem` that prevents knowing them."""
+    """A model: its place, kind and memory, or the `problem` that hides these facts."""
 
     place: Place
     aliases: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ def find_place(name: str) -> Place | None:
 
 
 def hub_id_of(name: str) -> str:
-    """Return the hub id for `name`, a hub id or an alias. Raises InvalidRequestError for others."""
+    """Return the hub id for a hub id or an alias. Raises InvalidRequestError for other names."""
     model = model_of(name)
     if model == DEFAULT_MODEL or model_path(model).is_dir():
         raise InvalidRequestError(f"{model!r} is not a hub model: expected a hub id like org/name")

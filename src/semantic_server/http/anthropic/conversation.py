@@ -291,8 +291,7 @@ def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tup
 
 
 def _with_schema(given: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the definition of a tool that Anthropic defines but the client runs, as if the client
-    had defined it."""
+    """Return a complete definition of a tool that Anthropic defines but the client runs."""
     kind, _, _ = str(given.get("type")).rpartition("_")  # a date follows
     if kind not in ANTHROPIC_TOOLS:
         return given

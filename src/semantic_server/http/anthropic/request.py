@@ -220,7 +220,7 @@ def _template_options(thinking: ThinkingConfig | None, effort: str | None) -> Ma
 
 
 def _budget(thinking: ThinkingConfig | None) -> int | None:
-    """Return the thinking budget. Raises FieldError if it is below the documented minimum."""
+    """Return the thinking budget. Raises FieldError for a budget below the API's minimum."""
     if thinking is None or thinking["type"] != "enabled":
         return None
     budget = thinking["budget_tokens"]

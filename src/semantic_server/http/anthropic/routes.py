@@ -1,5 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens: the events of a stream, and the message that
-they add up to. Stream and message use the same blocks, so they cannot differ."""
+these events add up to. Stream and message use the same blocks, so both have the same content."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class _Input:
         return certain
 
     def end(self, *, cut: bool) -> str:
-        """Return the text to send after the arguments; if they were `cut`, leave the object
-        open.
+        """Return the text to send after the arguments; if the arguments were `cut`, leave the
+        object open.
         """
         written = "".join(self._written)
         if self._held and not written[self._object.n_taken :].strip():

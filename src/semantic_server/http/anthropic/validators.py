@@ -89,7 +89,7 @@ def validators() -> Validators:
 
 
 def _strict(kind: type[T]) -> TypeAdapter[T]:
-    """Return a validator that converts nothing, at any depth: it refuses a text for a number."""
+    """Return a validator that converts no values at any depth: a text for a number is an error."""
     own = with_config(ConfigDict(strict=True))(new_class(kind.__name__, (kind,)))
     return TypeAdapter(cast("type[T]", own))
 

@@ -1,6 +1,6 @@
-"""POST /api/chat and /api/generate: the parts of a stream, and the reply that they add up to. Reply
-and stream use the same parts, so they cannot differ. A tool call comes in one part, because its
-arguments are an object here, not a text. Durations are in nanoseconds."""
+"""POST /api/chat and /api/generate: the parts of a stream, and the reply that these parts add up
+to. Reply and stream use the same parts. A tool call comes in one part, because this API has
+arguments as an object, not a text. Durations are in nanoseconds."""
 
 from __future__ import annotations
 
@@ -224,8 +224,8 @@ class ReplyWriter:
 
 
 def _usage(usage: Usage) -> Json:
-    """Return token counts. Cached tokens count as prompt tokens; the member `semantic` has their
-    number."""
+    """Return token counts. Prompt tokens include cached tokens; the member `semantic` counts the
+    cached tokens."""
     own = usage_extension(usage)["semantic"]
     cached = {"cached_tokens": usage.cached, "cache_write_tokens": usage.written}
     return {
@@ -294,8 +294,8 @@ def _keep(request: Request, name: str, seconds: float) -> None:
 
 
 async def _loaded(request: Request, name: str, keep_alive: float | None) -> LoadReason:
-    """Load or unload the model of a request without a prompt: a `keep_alive` of 0 unloads it. A
-    server's only model stays loaded."""
+    """Load or unload the model of a request without a prompt: a `keep_alive` of 0 unloads the
+    model. A server's only model stays loaded."""
     models = context_of(request).models
     if models is None:
         return "load"

@@ -169,8 +169,8 @@ _BYTE: Final = 256
 
 def as_context(messages: tuple[Message, ...]) -> list[int]:
     """Return the field `context` for a conversation: its texts, with one number for each byte.
-    Tokens would not work: once more messages follow, a template may render a message
-    differently."""
+    Tokens would not work: a template may render a message differently once other messages
+    follow."""
     turns = [[one.role, one.content, one.reasoning] for one in messages]
     text = json.dumps(turns, ensure_ascii=False, separators=(",", ":"))
     return list(_MARK + text.encode("utf-8", "surrogatepass"))
@@ -217,9 +217,9 @@ LATEST: Final = ":latest"
 
 @dataclass(frozen=True, slots=True)
 class OllamaRequest:
-    """A parsed request. `ask` is None without a prompt: such a request only loads the model.
+    """A parsed request. `ask` is None for a request without a prompt, which only loads the model.
     `model` is the name in the request. `keep_alive` is how many seconds the model stays loaded;
-    None for the setting."""
+    None means the server's setting."""
 
     model: str
     ask: Ask | None
@@ -262,7 +262,7 @@ def generate_request(
 
 
 def _new_system(system: str, before: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the system message to add, or () if `before` has it already: clients resend it."""
+    """Return the system message to add; () if `before` ends with the same system message."""
     last = next((one for one in reversed(before) if one.role == "system"), None)
     is_said = last is not None and last.content == system
     return () if is_said or not system else (Message("system", system),)

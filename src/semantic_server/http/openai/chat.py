@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: turns the body into one engine request per choice, and answers into
 deltas. Validates every field before generating. A message is the sum of the deltas in a stream's
-chunks, so the two cannot differ. Knows neither ids nor server-sent events."""
+chunks, so stream and message agree. Knows neither ids nor server-sent events."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class CustomCall(TypedDict):
 
 
 class CallDelta(TypedDict, total=False):
-    """A piece of tool call number `index`; the first has the id. A custom call is one piece."""
+    """A piece of tool call number `index`; only the first has an id. A custom call is one piece."""
 
     index: int
     id: str
@@ -132,7 +132,7 @@ async def chat_deltas(
     serving: ServingPort,
     custom: frozenset[str] = frozenset(),
 ) -> AsyncGenerator[ChatDelta, None]:
-    """Yield the deltas of all choices as their events arrive; `custom` has the names of custom
+    """Yield the deltas of all choices in the order of `events`; `custom` has the names of custom
     tools. Raises WireError for a failed answer. Always closes `events`."""
     choices: dict[int, _Choice] = {}
     async with aclosing(events):

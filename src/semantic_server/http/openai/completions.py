@@ -1,6 +1,6 @@
 """POST /v1/completions: turns the body into one engine request per choice, and answers into deltas.
 Validates every field before generating. A text is the sum of the deltas in a stream's chunks, so
-the two cannot differ. Knows neither ids nor server-sent events."""
+stream and text agree. Knows neither ids nor server-sent events."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def completion_deltas(
 
 @dataclass(slots=True)
 class _Choice:
-    """The state of one choice: counts its sent characters and its tokens with log-probabilities."""
+    """The state of one choice; counts the characters and the scored tokens sent so far."""
 
     index: int
     prompt: TextPrompt
@@ -201,8 +201,8 @@ async def _logprobs(
     offset: int,
     length: int,
 ) -> LegacyLogprobs:
-    """Return the entries of `tokens`; their text begins at `offset` and has `length` characters. No
-    offset exceeds the text's end, even if several tokens form one character."""
+    """Return the entries for `tokens`, whose text begins at `offset` and has `length` characters.
+    No entry's offset exceeds the text's end, even if tokens split a character."""
     texts = await texts_of(serving, tokens, logprobs)
     found = LegacyLogprobs()
     end = offset + length
@@ -216,8 +216,8 @@ async def _logprobs(
 
 
 def _by_text(logprob: TokenLogprob, texts: Mapping[int, str]) -> dict[str, float]:
-    """Map the text of each of the likeliest tokens, and of the actual one, to its log-probability.
-    If two tokens have the same text, the higher value counts."""
+    """Map the text of each of the likeliest tokens and of the actual token to its log-probability.
+    Of two tokens with the same text, the higher log-probability counts."""
     found: dict[str, float] = {}
     for token, value in (*logprob.top, (logprob.token, logprob.logprob)):
         text = texts[token]

@@ -381,7 +381,7 @@ def template_options(
     effort: str | None, own: Mapping[str, object], thinking_tokens: int | None = None
 ) -> dict[str, object]:
     """Return template options for a thinking budget and a reasoning effort; the client's `own`
-    override them. Raises FieldError for an option that a client must not set."""
+    options override these. Raises FieldError for an option that a client must not set."""
     options: dict[str, object] = {}
     if thinking_tokens is not None:
         options["enable_thinking"] = thinking_tokens > 0

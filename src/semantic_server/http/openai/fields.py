@@ -1,4 +1,4 @@
-"""Request fields of OpenAI's APIs: the supported ones, and checks of their JSON values.
+"""Request fields of OpenAI's APIs: the supported fields, and checks of JSON values.
 
 Tables list every field that OpenAI documents, as supported, ignored or refused; a test compares the
 tables with the SDK. The tables also list fields of other servers that would change an answer. Knows

@@ -111,9 +111,9 @@ _VERSIONED: Final = ("semantic-engine", "mlx", "mlx-lm")
 async def merged_events(
     serving: ServingPort, choices: Sequence[Ask]
 ) -> AsyncGenerator[IndexedEvent, None]:
-    """Yield the events of all answers as they arrive, once every answer has started. So an error of
-    `ServingPort.answer` comes before the first event. If one answer fails, all answers end. Closing
-    this generator cancels the running answers."""
+    """Yield the events of all answers in the order of arrival, once every answer has started. So an
+    error of `ServingPort.answer` comes before the first event. If one answer fails, all answers
+    end. Closing this generator cancels the running answers."""
     if len(choices) == 1:  # nothing to merge: no task for each event
         answer = serving.answer(choices[0])
         try:
@@ -158,7 +158,7 @@ async def _merged(
 
 
 async def _next(answer: AsyncGenerator[AnswerEvent, None]) -> AnswerEvent | None:
-    """Return the next event; None after the last one."""
+    """Return the next event; None after the last event."""
     return await anext(answer, None)
 
 
@@ -257,7 +257,7 @@ class ChoiceSum(Protocol[D_contra]):
 
 @dataclass(frozen=True, slots=True)
 class ReplyKind(Generic[D]):
-    """The form of an API's replies: the names of their objects, and the sum of their deltas."""
+    """The form of an API's replies: names of its objects, and the class that sums deltas."""
 
     id_prefix: str
     name: str
@@ -266,8 +266,8 @@ class ReplyKind(Generic[D]):
 
 
 class Reply(Generic[D]):
-    """One reply, as the chunks of a stream or as one object; either form has the same deltas, id,
-    time of creation and fingerprint. `n` is the number of choices per prompt."""
+    """One reply, as the chunks of a stream or as one object, with the same deltas, id, time of
+    creation and fingerprint in either form. `n` is the number of choices per prompt."""
 
     def __init__(
         self, kind: ReplyKind[D], model: ServedModel, options: StreamOptions, *, n: int
@@ -299,7 +299,7 @@ class Reply(Generic[D]):
 
     async def _chunks(self, deltas: AsyncGenerator[D, None]) -> AsyncGenerator[Json, None]:
         """Yield the chunks. If the client requests usage, each chunk has the member `usage`, as in
-        OpenAI's streams; otherwise at most the last chunk has it."""
+        OpenAI's streams; otherwise only the last chunk may have `usage`."""
         name, options = self._kind.chunk_name, self._options
         last: Json | None = None  # the end of a choice, until another chunk follows
         async with aclosing(deltas):

@@ -328,7 +328,7 @@ find it by default, or a chunk of its own after that."""
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How to send a reply. `running_usage` adds the usage of finished choices to their chunks."""
+    """How to send a reply. `running_usage` adds usage to the chunks of finished choices."""
 
     stream: bool = False
     usage: UsagePlace = "finish"

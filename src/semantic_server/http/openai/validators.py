@@ -1,6 +1,6 @@
 """Pydantic validators for OpenAI's own request types, with the extensions of local servers.
-Validation is strict: a string is not a number. OpenAI's types leave lists and unions lazy, and
-their elements need separate validation; see `requests.without_elements`."""
+Validation is strict: a string is not a number. OpenAI's types validate lists and unions lazily; the
+elements need separate validation, see `requests.without_elements`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Extensions(TypedDict, total=False):
 
 
 class Constraints(TypedDict, total=False):
-    """Fields that constrain an answer, as in vLLM; `requests.constraint_of` reads them."""
+    """Fields of vLLM that constrain an answer; `requests.constraint_of` reads these fields."""
 
     structured_outputs: dict[str, object]
     guided_json: dict[str, object] | str

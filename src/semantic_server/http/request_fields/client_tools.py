@@ -130,7 +130,7 @@ def custom_tool(name: str, description: str, expected: str) -> Tool:
 
 def custom_call(call_id: str, arguments: str) -> tuple[str, str]:
     """Return a custom tool's call for the client: its id and its input. If the arguments are not
-    exactly one text `input`, they become the input unchanged, and the id gets a suffix."""
+    exactly one text `input`, the arguments become the input unchanged, and the id gets a suffix."""
     match _parsed(arguments):
         case {"input": str(text), **others} if not others:
             return call_id, text

@@ -1,8 +1,8 @@
 """Notes in place of content that a text model cannot process: pictures, sounds, documents and more.
 
-Clients resend such content in every later request, so a refusal would end their session for good.
-The same bytes make the same note, so prompts keep a common beginning. Decodes only the first bytes
-of a picture. Knows the content blocks of all APIs, not when to refuse a picture.
+Clients resend the content in every later request, so a refusal would end the session for good. The
+same bytes make the same note, so prompts keep a common beginning. Decodes only the first bytes of a
+picture. Knows the content blocks of all APIs, not when to refuse a picture.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Field tables: the fields that an API supports, ignores or refuses, and checks of JSON values.
-Refuses a field outside the tables if its name resembles a known field, and logs any other such
+Refuses a field outside the tables if its name resembles a known field, and logs any other unknown
 field once. All APIs share the fields of other servers and the field `semantic`. Members of
 `semantic` may also be headers: `X-Semantic-` with the member's name. Knows names, JSON types and
 neutral values, not the meaning of a field."""
@@ -197,14 +197,14 @@ FOREIGN: Final[dict[str, Field]] = {
 
 
 def at_least_one(name: str, value: int | None) -> int | None:
-    """Return `value`. Raises FieldError if it is below 1."""
+    """Return `value`. Raises FieldError for a value below 1."""
     if value is not None and value < 1:
         raise FieldError(f"{name} must be at least 1, got {value}", param=name)
     return value
 
 
 def tokens_at(path: str, value: object) -> int | None:
-    """Return `value`. Raises FieldError unless it is None or a whole number of 0 or more."""
+    """Return `value`. Raises FieldError unless `value` is None or an integer of at least 0."""
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -213,33 +213,33 @@ def tokens_at(path: str, value: object) -> int | None:
 
 
 def mapping_at(path: str, value: object) -> Mapping[str, object]:
-    """Return `value`. Raises FieldError unless it is a JSON object."""
+    """Return `value`. Raises FieldError unless `value` is a JSON object."""
     if not isinstance(value, dict):
         raise FieldError(f"{path}: expected an object", param=path)
     return value
 
 
 def object_at(path: str, value: object) -> dict[str, object]:
-    """Return the JSON object `value` without its nulls. Raises FieldError for any other value."""
+    """Return `value` without its null members. Raises FieldError unless `value` is an object."""
     return {name: inner for name, inner in mapping_at(path, value).items() if inner is not None}
 
 
 def list_at(path: str, value: object) -> Sequence[object]:
-    """Return `value`. Raises FieldError unless it is a list."""
+    """Return `value`. Raises FieldError unless `value` is a list."""
     if not isinstance(value, list):
         raise FieldError(f"{path}: expected a list", param=path)
     return value
 
 
 def text_at(path: str, value: object) -> str:
-    """Return `value`. Raises FieldError unless it is a string."""
+    """Return `value`. Raises FieldError unless `value` is a string."""
     if not isinstance(value, str):
         raise FieldError(f"{path}: expected a string", param=path)
     return value
 
 
 def name_at(path: str, given: Mapping[str, object]) -> str:
-    """Return the name in the object at `path`. Raises FieldError unless it is a non-empty text."""
+    """Return the name in the object `given` at `path`. Raises FieldError without a name."""
     name = text_at(f"{path}.name", given.get("name"))
     if not name:
         raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")

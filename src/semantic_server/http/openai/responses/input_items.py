@@ -63,8 +63,8 @@ class ResponseInput:
 
 
 def input_of(value: object, tools: ToolSet, kept: KeptItems | None = None) -> ResponseInput:
-    """Read `input`, and add the tools that its items load to `tools`. An item of `kept` replaces
-    each reference to it. Raises FieldError for an invalid item, and the same errors as
+    """Read `input`, and add to `tools` the tools that input items load. An item of `kept` replaces
+    each reference to that item. Raises FieldError for an invalid item, and the same errors as
     `KeptItems.item`."""
     if isinstance(value, str):
         return ResponseInput((Message("user", value),))
@@ -277,7 +277,7 @@ def _reasoning_text(path: str, fields: Json) -> str:
 
 
 def _call_id(item: _Item) -> str:
-    """Return the id of the call: the item's `call_id`, or its `id` if it has no `call_id`."""
+    """Return the id of the call: the item's `call_id`, or else the item's `id`."""
     return item.text("call_id" if "call_id" in item.fields else "id")
 
 

@@ -1,8 +1,8 @@
-"""Output items of a response: their JSON objects, and the events of a stream that build them up.
+"""Output items of a response: their JSON objects, and the stream events that build up each item.
 
 Raw reasoning is the `content` of a reasoning item; this server writes no `summary`. An item's id
-contains the id of its response, so inputs can refer to the item without an index of items. Knows
-OpenAI's shapes, not the answer's events.
+contains the response's id, so an input can refer to the item and the server needs no index of
+items. Knows OpenAI's shapes, not the answer's events.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class KeptItems:
         self._read: dict[str, dict[str, Json]] = {}
 
     def item(self, path: str, given: str) -> Json:
-        """Return the item whose id is `given`; the request refers to it at `path`. Raises WireError
-        if the store lacks the item or its response, and StoreError for a failed read."""
+        """Return the item whose id is `given`; the request refers to the item at `path`. Raises
+        WireError if the store lacks the item or its response, and StoreError for a failed read."""
         match = _ITEM_ID.fullmatch(given)
         found = self._items(RESPONSE_PREFIX + match["response"]).get(given) if match else None
         if found is None:
@@ -73,13 +73,13 @@ _ENCODED_PREFIX: Final = "semantic.thought."
 
 
 def new_response_id(route: str = "") -> str:
-    """Return a new random id of a response; in a fleet it ends with the `route` of its request."""
+    """Return a new random response id; in a fleet, the id ends with the request's `route`."""
     return f"{RESPONSE_PREFIX}{secrets.token_hex(ID_BYTES)}{route}"
 
 
 def encoded_reasoning(text: str) -> str:
     """Return `text` as the field `encrypted_content`, which clients return unread. Does not encrypt
-    the text: only its own client receives it."""
+    the text: only the client that may see the text gets it."""
     data = text.encode("utf-8", "surrogatepass")
     return _ENCODED_PREFIX + base64.urlsafe_b64encode(data).decode("ascii")
 

@@ -1,6 +1,6 @@
 """The body of a response's request, parsed into one engine request. Validates every field before
-generating, and prepends the history: the previous response and all responses that it continues.
-Knows the API's fields, not its replies."""
+generating, and prepends the history: the previous response and all responses before that. Knows the
+API's fields, not its replies."""
 
 from __future__ import annotations
 

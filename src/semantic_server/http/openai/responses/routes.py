@@ -115,8 +115,8 @@ class ResponseReply:
 async def with_heartbeat(
     events: AsyncGenerator[T, None], seconds: float, heartbeat: Callable[[], T]
 ) -> AsyncGenerator[T, None]:
-    """Yield `events` as they arrive, and `heartbeat()` whenever no event arrives for `seconds`.
-    Closing this generator closes `events`, even while it waits for the next event."""
+    """Yield each of `events` at once, and `heartbeat()` whenever no event arrives for `seconds`.
+    Closing this generator closes `events`, even during a wait for the next event."""
     pending: asyncio.Future[list[T]] | None = None
     try:
         while True:
@@ -139,7 +139,7 @@ async def with_heartbeat(
 
 
 async def _next(events: AsyncGenerator[T, None]) -> list[T]:
-    """Return the next event in a list; [] after the last one."""
+    """Return the next event in a list; [] after the last event."""
     async for event in events:
         return [event]
     return []

@@ -1,8 +1,9 @@
 """Tools of a response's request: the callable functions, their names, and the choice.
 
-The model sees a function in a namespace under its own name, unless another function has that name;
-the client receives its calls with the namespace. The prompt lacks a namespace's description. Drops
-hosted tools with one warning, because this server runs no hosted tools.
+The model sees a function of a namespace without the namespace's name, unless another function has
+that name. The client receives calls of the function with the namespace. The prompt lacks a
+namespace's description. Drops hosted tools with one warning, because this server runs no hosted
+tools.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _CALLED: Final = frozenset({"function", CUSTOM, *OPENAI_TOOLS})
 
 @dataclass(frozen=True, slots=True)
 class FunctionName:
-    """A function as the client names it."""
+    """A function's name as the client uses it, with the namespace."""
 
     name: str
     namespace: str | None = None
@@ -69,7 +70,7 @@ class ToolSet:
             self._add(one)
 
     def add_loaded(self, path: str, value: object) -> tuple[Tool, ...]:
-        """Add the tools of an input item, replacing tools of the same name, and return them."""
+        """Add an input item's tools in place of tools of the same name; return the added tools."""
         return tuple(self._tools[self._add(one)] for one in _functions(path, value))
 
     def add_previous(self, tools: Sequence[Tool]) -> None:
@@ -183,7 +184,7 @@ def _custom(path: str, given: Json, namespace: str | None) -> _Function:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The callable tools and the choice among them; `reply_value` is the choice in the reply."""
+    """The callable tools and the tool choice; `reply_value` is the choice in the reply's form."""
 
     tools: tuple[Tool, ...]
     choice: ToolChoice

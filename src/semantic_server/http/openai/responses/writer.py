@@ -111,7 +111,7 @@ class ResponseWriter:
 
     def heartbeat(self) -> Json:
         """Return `response.created` the first time, then `response.in_progress`. Omits the fields
-        of a finished response: a response must not look finished before it is stored."""
+        of a finished response: a response must not look finished before the store has it."""
         kind, self._created = "in_progress" if self._created else "created", True
         return {"type": f"response.{kind}", "response": {**self.response, **_UNFINISHED}}
 
