@@ -69,7 +69,7 @@ def build_engine(
 ) -> App:
     """Load the model and build its engine; `engine.close` also stops the store's threads. The
     store's tiers on this machine report to `observer`. Raises the same errors as `load`, plus
-    InvalidRequestError if the pool has no room for a block, and StoreError if the disk tier fails
+    InvalidRequestError for a pool smaller than a block, and StoreError if the disk tier fails
     without `on_store_unavailable`."""
     return assemble(settings, mlx_provider(settings), on_store_unavailable, observer)
 
@@ -157,7 +157,7 @@ def _open_or_report(
 
 def rebuild_app(app: App) -> App:
     """Replace a failed engine: a new pool of the same size, the same weights and the same open
-    store, which still holds every idle agent. The old engine must not be used afterwards. Raises
+    store, which still holds every idle agent. Do not use the old engine afterwards. Raises
     InvalidRequestError for a model that `load` did not return."""
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.provider import wrap_model
@@ -192,8 +192,8 @@ def _new_app(
 
 
 def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
-    """Return the pool for a loaded model. Raises InvalidRequestError for a pool without room for a
-    block, or larger than the device's memory. Warns if the store has no room for a block."""
+    """Return the pool for a loaded model. Raises InvalidRequestError for a pool that is smaller
+    than a block or larger than the device's memory. Warns if the store is smaller than a block."""
     from semantic.domain.services import BlockPool
 
     max_bytes, most = settings.pool_bytes, read_device().memory_bytes

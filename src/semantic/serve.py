@@ -201,8 +201,8 @@ async def _give_up(thread: EngineThread, *, in_slices: bool) -> None:
 
 async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) -> Embeddings:
     """Load an embedding model that computes on the thread of `loop`, between the steps of engines.
-    Requests may use `names`, its own name and path, and `DEFAULT_NAME`. Raises the same errors as
-    `load_embedder`."""
+    Requests may use `names`, the model's own name and path, and `DEFAULT_NAME`. Raises the same
+    errors as `load_embedder`."""
 
     def load() -> tuple[Embedder, ModelDetails]:
         from semantic.adapters.mlx.model.load_embedder import load_embedder
@@ -392,7 +392,7 @@ def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[st
 def with_adapters(
     models: Sequence[ServeSettings], given: Sequence[str]
 ) -> list[list[ServeSettings]]:
-    """Return each model, followed by the same model with each of its adapters. Raises
+    """Return each model in a list with the same model plus each adapter for it. Raises
     InvalidRequestError."""
     adapters = [parse_adapter(one) for one in given]
     alone = Counter(adapter.name for _, adapter in adapters)
@@ -437,8 +437,8 @@ def log_tenants(secret: bytes, tenants: Sequence[str]) -> None:
 
 
 def sampling_of(settings: ServeSettings, folder: Path) -> SamplingParams:
-    """Return the default sampling parameters of requests: each from the settings, or else from the
-    model in `folder`."""
+    """Return the default sampling parameters of requests: from the settings, or where these have
+    None, from the model in `folder`."""
     from semantic.adapters.mlx.model.description import read_sampling
 
     of_model = read_sampling(folder)

@@ -134,14 +134,14 @@ async def load_models(
 
 @dataclass(frozen=True, slots=True)
 class ModelsPlan:
-    """The bytes that models would need, judging by their files, and the limit `capacity`."""
+    """The bytes that models need according to their files, and the limit `capacity`."""
 
     models: Sequence[KnownModel]
     capacity: int
 
     @property
     def n_bytes(self) -> int:
-        """Bytes needed to hold all the models together, counting shared weights once."""
+        """Bytes for all models together; shared weights count once."""
         weights = {one.weights.key: one.weights.n_bytes for one in self.models}
         return sum(weights.values()) + sum(one.n_bytes for one in self.models)
 
@@ -252,7 +252,7 @@ def _residency(
 
 
 def _tier_bytes(budget: int) -> int:
-    """Return the size of the store's memory tier within the budget of the models."""
+    """Return the size of the store's memory tier, a part of the models' `budget`."""
     return min(default_memory_tier_bytes(budget), max(_MIN_TIER_BYTES, budget // _TIER_FRACTION))
 
 
@@ -268,7 +268,7 @@ class KnownModel:
 
 
 class _Loader:
-    """Loads models that share an open store: a `ModelLoader`."""
+    """Implements `ModelLoader` for models that share an open store."""
 
     def __init__(self, shared: Shared, capacity: int) -> None:
         """All models together may use `capacity` bytes."""
@@ -412,7 +412,7 @@ def _describe(
 
 
 def _with_pool(own: Settings, store: Settings, capacity: int, weights: int) -> Settings:
-    """Return a model's settings for the open store, with a pool whose size does not depend on other
+    """Return a model's settings for the open store. The size of the pool does not depend on other
     models."""
     if own.pool_bytes is None and own.pool_blocks is None:
         own = replace(own, pool_bytes=default_pool_bytes(capacity, weights))

@@ -94,7 +94,7 @@ class FleetStore:
 
 
 def require_objects(settings: Settings) -> tuple[Objects, bytes]:
-    """Return a new connection for a command, and the fleet's secret. The connection reports no
+    """Return a new connection for a command, and the fleet's secret. The connection does not report
     outages. Raises InvalidRequestError if the settings have no URL, and the same errors as
     `FleetStore`."""
     place = shared_place(settings)
@@ -135,7 +135,7 @@ def try_objects(objects: Objects) -> float:
 
 def open_publisher(endpoint: str, topic: str) -> KVPublisher:
     """Return the publisher of the tiers' changes. Raises the same errors as `KVPublisher`, plus
-    OperatorError if its packages are missing. Warns if other machines can reach the address."""
+    OperatorError for missing packages. Warns if other machines can reach the address."""
     from semantic_server.http.settings import is_loopback
 
     try:
@@ -164,10 +164,9 @@ def evict_remote(
     wait: Callable[[float], None] = time.sleep,
     notify: Callable[[str], None] = lambda _: None,
 ) -> Report | None:
-    """Make one pass of the janitor over the fleet's object store, and return its report; None if
-    another process is the janitor. If the lease may belong to a dead process, calls `notify` and
-    waits. Raises the same errors as `require_objects`, plus StoreError if the object store
-    fails."""
+    """Run the janitor once over the fleet's object store, and return a report; None if another
+    process is the janitor. If the lease may belong to a dead process, calls `notify` and waits.
+    Raises the same errors as `require_objects`, plus StoreError if the object store fails."""
     if settings.remote_bytes is None:
         raise InvalidRequestError("remote_gb: expected the GiB that the object store may use")
     objects, secret = require_objects(settings)

@@ -57,7 +57,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """An order to drop all blocks known so far: a listing of the tiers follows."""
+    """An order to forget all blocks; a list of all blocks in the tiers follows."""
 
 
 Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
@@ -132,7 +132,7 @@ def _event(run: Sequence[Change]) -> Event:
 
 
 def _named(name: BlockHash) -> int:
-    """Return the last 64 bits of a block's hash, which vLLM uses as its name by default."""
+    """Return the last 64 bits of a block's hash: vLLM's default name of a block."""
     return int.from_bytes(name, "big") & ((1 << _NAME_BITS) - 1)
 
 
@@ -158,11 +158,11 @@ _LINGER_MS: Final = 500
 
 
 class KVPublisher:
-    """Publishes changes of the tiers. Before `begin` it ignores changes and sends nothing."""
+    """Publishes changes of the tiers. Before `begin`, ignores changes and sends nothing."""
 
     def __init__(self, endpoint: str, topic: str = "", *, most_waiting: int = MOST_WAITING) -> None:
-        """Bind `endpoint`, and for replays the address from `replay_endpoint`. Raises
-        InvalidRequestError for an invalid address, and OperatorError if binding fails."""
+        """Bind `endpoint`, and `replay_endpoint(endpoint)` for replays. Raises InvalidRequestError
+        for an invalid address, and OperatorError if binding fails."""
         self._topic = topic.encode()
         self._most_waiting = most_waiting
         self._changed = threading.Lock()
@@ -189,7 +189,7 @@ class KVPublisher:
         self._thread = threading.Thread(target=self._run, name="kv events", daemon=True)
 
     def begin(self, namespace: bytes, tiers: Mapping[Tier, ListedTier]) -> None:
-        """Publish the blocks of `tiers` in `namespace`, and changes from now on."""
+        """Publish the blocks that `tiers` have in `namespace`, and then every change."""
         self._namespace, self._tiers = namespace, tiers
         self.listed_anew()
         self._thread.start()
@@ -317,7 +317,7 @@ class KVPublisher:
                 run = []
 
     def _after(self, parent: BlockHash) -> list[BlockHeader]:
-        """Return the whole blocks that follow `parent` in any tier."""
+        """Return the whole blocks in any tier whose parent is `parent`."""
         tiers = self._tiers.values()
         found = (header for one in tiers for header in one.children(parent, Part.FULL))
         return list({one.link.hash: one for one in found if one.is_whole_block}.values())
@@ -365,7 +365,7 @@ class KVPublisher:
 
 
 def replay_endpoint(endpoint: str) -> str:
-    """Return the address for replays: the next port, or with "-replay". Raises
+    """Return the address for replays: the next port, or a path with the suffix "-replay". Raises
     InvalidRequestError."""
     if re.fullmatch(r"ipc://.+", endpoint):
         return f"{endpoint}-replay"

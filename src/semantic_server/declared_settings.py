@@ -1,6 +1,6 @@
 """Every setting of a server, declared once: its type, bounds, default and help text. The command
-line, the settings file, the environment and `config show` all use these declarations. Knows no
-source of values. Imports neither pydantic nor typer, because `semantic --help` must be instant."""
+line, the settings file, the environment and `config show` all use these declarations. Reads no
+values. Imports neither pydantic nor typer, because `semantic --help` must be instant."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ _LOG: Final = "Log"
 
 @dataclass(init=False, repr=False, eq=False)
 class DeclaredSettings:
-    """The settings in the order of the help. Sizes are in the unit of their name (GiB, MiB or KiB),
-    times in seconds. Sampling defaults to the recommendation in the model's own configuration."""
+    """The settings in the order of the help. Sizes are in the unit that the name gives (GiB, MiB or
+    KiB), times in seconds. Sampling defaults to the model's own configuration."""
 
     host: Annotated[str, Flag(_ADDRESS, "Address to listen on. Default: 127.0.0.1.")] = "127.0.0.1"
     port: Annotated[Port, Flag(_ADDRESS, "Port; 0 takes a free one. Default: 8000.")] = 8000

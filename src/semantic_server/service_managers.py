@@ -1,6 +1,6 @@
-"""`semantic serve` as a service of the user: systemd's on Linux, launchd's on macOS. Writes the
-service's file atomically, and leaves other programs' files alone. Knows units, property lists and
-the managers' own commands, but no setting of the server."""
+"""`semantic serve` as a service of the user: with systemd on Linux, with launchd on macOS. Writes
+the service's file atomically, and leaves other programs' files alone. Knows units, property lists
+and the managers' own commands, but no setting of the server."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """The state of this program's service. `log` and `starts_with` are texts for the user: the
-    command that shows the log, and the event that starts the service."""
+    """The state of this program's service. `log` and `starts_with` are texts for the user: a
+    command that shows the log, and an event that starts the service."""
 
     file: Path
     installed: bool
@@ -63,7 +63,7 @@ class ServicePort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The exit code of a finished command, and its stripped output on stdout and stderr."""
+    """A finished command: exit code, and stripped output on stdout and stderr."""
 
     code: int
     printed: str
@@ -195,7 +195,7 @@ def remove_file(path: Path) -> bool:
 
 
 def require_printable(command: tuple[str, ...]) -> None:
-    """Raise InvalidRequestError for a word that a line of a service's file cannot contain."""
+    """Raise InvalidRequestError for a word that the service's file cannot contain."""
     for word in command:
         if not word.isprintable():
             raise InvalidRequestError(f"expected no control characters, got {word!r:.80}")

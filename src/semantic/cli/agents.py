@@ -88,7 +88,7 @@ def rm(
 
 
 def _confirm(agents: Sequence[Manifest]) -> None:
-    """Ask on a terminal whether to forget `agents`. Raises Abort after a "no", and
+    """Ask on a terminal whether to forget `agents`. Raises Abort after the answer "no", and
     InvalidRequestError without a terminal."""
     shown = [show_name(agent.agent_id) for agent in agents[:_NAMED]]
     more = f" and {len(agents) - _NAMED} more" if len(agents) > _NAMED else ""
@@ -243,7 +243,7 @@ AGENT_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def agent_json(facts: AgentFootprint) -> Json:
-    """Return the fields of an agent that a list shows."""
+    """Return the fields of an agent for an entry of a list."""
     manifest = facts.manifest
     session, client = session_and_client_in(manifest.note)
     return {

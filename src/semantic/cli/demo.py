@@ -94,7 +94,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """An agent's answers: with its cache in the pool, in a new process, and without a cache."""
+    """An agent's answers: with a cache in the pool, in a new process, and without a cache."""
 
     agent: str
     question: str

@@ -245,7 +245,7 @@ def check_embedded_model() -> Finding:
 
 
 def _served(given: ModelsOptions, adapters: Sequence[str]) -> list[ServeSettings]:
-    """Return a server's settings for these models and adapters. Raises InvalidRequestError."""
+    """Return a server's settings for the given models and adapters. Raises InvalidRequestError."""
     from semantic.serve import ServeSettings, with_adapters
 
     engines = {name: given.settings_of(name) for name in given.model or (DEFAULT_MODEL,)}
@@ -279,7 +279,7 @@ def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
 
 
 def check_together(plan: ModelsPlan) -> Finding:
-    """Check that each of several models fits, and whether all fit at the same time."""
+    """Check that each of several models fits by itself; report whether all fit at the same time."""
     most, n_models = show_bytes(plan.capacity), len(plan.models)
     for one in plan.models:
         alone = one.weights.n_bytes + one.n_bytes
@@ -321,7 +321,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
 
 
 def check_weights(model: str) -> Iterator[Finding]:
-    """Report weights in the model's folder that the model does not load."""
+    """Report unused weights in the model's folder."""
     from semantic.adapters.mlx.model.fingerprint import weight_files
     from semantic.adapters.mlx.model.provider import find_folder
 
@@ -342,7 +342,7 @@ def check_calls(tokenizer: MLXTokenizer) -> Finding:
 
 
 def check_fit(pool: BlockPool, model: MLXBackend) -> Finding:
-    """Report the longest context, and how many agents of usual lengths fit in the pool."""
+    """Report the longest context, and how many agents of typical lengths fit in the pool."""
     from semantic.adapters.mlx.model.description import read_context
     from semantic.serve import context_limit
 
@@ -424,7 +424,7 @@ def _budget(pool: BlockPool, spec: ModelCacheSpec) -> str:
 
 
 def _numbers(installed: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version: (0, 32, 4) for 0.32.4.dev1."""
+    """Return the leading numbers of a version, such as (0, 32, 4) for 0.32.4.dev1."""
     parts = itertools.takewhile(str.isdecimal, installed.split("."))
     return tuple(int(part) for part in parts)
 

@@ -13,7 +13,7 @@ from semantic.ports.generation import Clock, EngineEvent, GenerationEnginePort
 
 @dataclass(slots=True)
 class Timing:
-    """When a request was submitted, got its first token and ended, in seconds of the clock."""
+    """The times when a request began, got its first token and ended, in seconds of the clock."""
 
     submitted: float
     first_token: float | None = None

@@ -38,7 +38,7 @@ _SHOW_TRACEBACK = "SEMANTIC_TRACEBACK"
 
 
 def exit_code(error: SemanticError) -> int:
-    """Return the exit code for the error's branch of the tree."""
+    """Return the exit code for the kind of the error."""
     return next(code for branch, code in _EXIT_CODES.items() if isinstance(error, branch))
 
 
@@ -54,7 +54,7 @@ def print_notice(message: object) -> None:
 
 @contextmanager
 def process_edge() -> Iterator[None]:
-    """End the process with the exit code for an exception of the command, and print the error."""
+    """Print an exception of the `with` block, and end the process with the right exit code."""
     try:
         yield
     except SemanticError as error:

@@ -154,8 +154,8 @@ class StoreOptions:
     disk_gb: DiskGb = None
 
     def settings(self) -> Settings:
-        """Return the options as bootstrap's settings. Raises InvalidRequestError for a budget of 0
-        or less."""
+        """Return bootstrap's settings for these options. Raises InvalidRequestError for a budget of
+        0 or less."""
         return Settings(use_disk=True, store=self.store, disk_bytes=gib("--disk-gb", self.disk_gb))
 
 
@@ -165,7 +165,7 @@ class FleetOptions:
     fleet_secret_file: FleetSecretFile = None
 
     def settings(self, remote_bytes: int | None = None) -> Settings:
-        """Return the options as bootstrap's settings, with the budget of the object store."""
+        """Return bootstrap's settings for these options and the object store's budget."""
         return Settings(
             remote=self.remote_store, remote_bytes=remote_bytes, fleet_secret=self.fleet_secret_file
         )
@@ -183,7 +183,7 @@ def gib(option: str, given: float | None) -> int | None:
 
 
 def terabytes(given: float | None) -> int | None:
-    """Return `given` terabytes in bytes: 10^12 bytes each, as drives are rated."""
+    """Return `given` terabytes in bytes. A terabyte is 10^12 bytes, as in ratings of drives."""
     return None if given is None else int(given * 10**12)
 
 
@@ -201,8 +201,8 @@ class SamplingOptions:
     ] = None
 
     def params(self) -> SamplingParams:
-        """Return the options as the engine's parameters. Raises InvalidRequestError for a value out
-        of range."""
+        """Return the engine's sampling parameters for these options. Raises InvalidRequestError for
+        a value out of range."""
         return SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -223,8 +223,8 @@ class CommandTable(NamedTuple):
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that runs `function` within `process_edge` and has an option for each field
-    of its dataclass parameters."""
+    """Return a typer command: it calls `function` within `process_edge` and has an option for each
+    field of the dataclass parameters."""
     hints = get_type_hints(function, include_extras=True)
     hints.pop("return", None)
     groups = {

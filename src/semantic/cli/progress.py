@@ -1,5 +1,5 @@
-"""Progress bars for long work, one line each, on stderr and only on a terminal. Knows the engine's
-events and the server's observer; does not know the engine's model or answers."""
+"""Progress bars for long work, of one line each, on stderr if that is a terminal. Knows the
+engine's events and the server's observer; does not know the engine's model or answers."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def download_bar(name: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
 
 
 def print_store_unavailable(error: StoreError) -> None:
-    """Print that caches stay in memory only, and why."""
+    """Print that caches stay in memory only, with the reason."""
     print_notice(f"the disk store is off: {error}; caches stay in memory only")
 
 

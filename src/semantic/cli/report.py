@@ -43,7 +43,7 @@ def show_seconds(seconds: float | None) -> str:
 
 
 def show_age(since: float) -> str:
-    """Return the age of a Unix time as text: 3 hours ago; "now" for a time in the future."""
+    """Return the time since `since`, a Unix time, as text: 3 hours ago; "now" for a future time."""
     seconds = time.time() - since
     for unit, span in _SPANS:
         if seconds >= 2 * span:
@@ -58,7 +58,7 @@ def show_name(name: str, *, whole: bool = False) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines of aligned columns, as wide as necessary, not wrapped or cut."""
+    """Return rows as lines of aligned columns, each as wide as its widest text."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -123,7 +123,7 @@ def _wear_json(wear: Wear) -> Json:
 
 
 def store_lines(tiers: Sequence[StoreStats]) -> Iterator[str]:
-    """Yield the contents of `store_json` as lines of text, without counts of 0."""
+    """Yield the contents of `store_json` as lines of text; omits counts of 0."""
     for stats in tiers:
         size = f"{show_bytes(stats.n_bytes)} of {show_bytes(stats.max_bytes)}"
         yield (

@@ -125,12 +125,12 @@ class Job:
         return tokenizer.encode(self.prompt)
 
     def problem(self, error: Exception) -> str:
-        """Return the error's message, preceded by the job's source."""
+        """Return the error's message with the job's source before it."""
         return f"{self.source}: {error}" if self.source else str(error)
 
 
 def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]:
-    """Return the command line's requests. Raises InvalidRequestError for a malformed request."""
+    """Return the jobs of the command line. Raises InvalidRequestError for a malformed job."""
     if (prompt is None) == (file is None):
         raise InvalidRequestError("expected either a PROMPT (- for stdin) or --file")
     if file is not None:
@@ -141,8 +141,8 @@ def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]
 
 
 def parse_lines(text: str, source: str, defaults: Job) -> list[Job]:
-    """Return a job for each line that is not blank, taking missing fields from `defaults`. Raises
-    InvalidRequestError, which names the first malformed line."""
+    """Return a job for each line that is not blank; `defaults` has values for missing fields.
+    Raises InvalidRequestError, which names the first malformed line."""
     jobs = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -258,7 +258,7 @@ class Output(Protocol):
 
 
 class PlainText:
-    """Writes only the answers' text, each ended by a newline."""
+    """Writes only the answers' text, with a newline after each answer."""
 
     def text(self, text: str) -> None:
         write(text)

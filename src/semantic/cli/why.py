@@ -126,7 +126,7 @@ def _prompt_text(prompt: str) -> str:
 
 
 def _tokens(tokenizer: Tokenizer, agent: Manifest, text: str, *, raw: bool) -> tuple[int, ...]:
-    """Return the prompt for `text`: the next user message if the agent has a conversation."""
+    """Return the prompt that `text` makes: as a user message if the agent has a conversation."""
     prompt = None if raw else next_prompt(tokenizer, agent, text)
     return tuple(tokenizer.encode(text)) if prompt is None else prompt
 

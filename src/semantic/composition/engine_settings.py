@@ -1,4 +1,4 @@
-"""Settings: which engine to build, and the command-line flags for it."""
+"""Settings: the description of an engine to build, and the command-line flags for settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NamedAdapter:
     folder: Path
 
     def named(self, base: str) -> str:
-        """Return the name of the model `base` with this adapter."""
+        """Return the name of a model: the base model's name `base` with this adapter's name."""
         return f"{base}{ADAPTER_MARK}{self.name}"
 
 

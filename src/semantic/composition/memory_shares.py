@@ -1,5 +1,5 @@
-"""Decides the process' share of the memory and the shares of its parts, as functions of bytes, and
-sets up the memory guard. Knows devices and loops, not names of models or files of stores."""
+"""Computes how much memory the process and its parts may use, and sets up the memory guard. Knows
+devices and loops, not names of models or files of stores."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def pool_share(settings: Settings, n_models: int) -> Settings:
 
 
 def planned_bytes(memory: int) -> int:
-    """Return the bytes for weights, pools and memory tier in a process of `memory` bytes."""
+    """Return the bytes that weights, pools and memory tier share in a process of `memory` bytes."""
     return memory - memory // _UNPLANNED_FRACTION - _BASE_BYTES
 
 
@@ -97,7 +97,7 @@ def default_process_bytes(device: Device, weights: int = 0, sharing: int = 1) ->
 
 
 def least_process_bytes(weights: int) -> int:
-    """Return the least memory in which a model with `weights` bytes is usable."""
+    """Return the smallest process memory with which a model of `weights` bytes is usable."""
     least = _BASE_BYTES + weights + _MIN_POOL_BYTES
     unplanned, tier = _UNPLANNED_FRACTION, _MEMORY_TIER_FRACTION
     with_part = least * unplanned * tier // (unplanned * tier - unplanned - tier)

@@ -49,8 +49,8 @@ def named_adapter(name: str, path: str | Path) -> NamedAdapter:
 
 
 def model_name(model: str) -> str:
-    """Return a model's name: the last part of a folder's path, the hub id if the folder is in the
-    hub's cache, else `model`. The folder need not exist."""
+    """Return a model's name. For a folder, the name is the last part of the path, or the hub id if
+    the folder is in the hub's cache. Else it is `model`. The folder need not exist."""
     path = model_path(model)
     if not model.startswith(("/", "~", ".")) and not path.is_dir():
         return model
@@ -93,14 +93,14 @@ def remember_served(model: str, names: Sequence[str]) -> None:
 
 
 def permanent_name(model: str) -> str:
-    """Return `model` in a form to store in a file: a folder as its absolute path."""
+    """Return `model` in a form for files: a folder as an absolute path, other names unchanged."""
     path = model_path(model)
     return str(path) if model != DEFAULT_MODEL and path.is_dir() else model
 
 
 @contextmanager
 def suggesting(model: str) -> Iterator[None]:
-    """Add the most similar known name to a ModelNotFoundError about `model`."""
+    """Add the most similar known name to a ModelNotFoundError from the `with` block."""
     try:
         yield
     except ModelNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Opens the stores of a process as its settings say: tiers of blocks, turns and responses. Knows
+"""Opens the stores that a process's settings describe: tiers of blocks, turns and responses. Knows
 folders, quotas and a fleet's object store; knows nothing about engines. Functions import their
 adapters."""
 
@@ -87,7 +87,7 @@ _TURNS_MEMORY_BYTES = 64 * _MIB
 
 
 def open_store(settings: Settings, observer: BlockObserver | None = None) -> StorePort:
-    """Open the store; its tiers on this machine report to `observer`. Raises StoreError."""
+    """Open the store. Its tiers on this machine report changes to `observer`. Raises StoreError."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.tiered import SharedTiers, TieredStore
@@ -216,7 +216,7 @@ def open_events(endpoint: str, topic: str) -> EventsPort:
 
 
 def open_disk(settings: Settings, observer: BlockObserver | None = None) -> DiskStore:
-    """Open the disk tier of `settings`. Raises StoreError if its folder cannot be used."""
+    """Open the disk tier of `settings`. Raises StoreError for an unusable folder."""
     from semantic.adapters.stores.disk.quota import WriteLimits
     from semantic.adapters.stores.disk.store import DiskStore
 
@@ -265,8 +265,8 @@ def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskRespo
 
 
 def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
-    """Return the cache of turns: in memory, and with `use_disk` also in the store's folder. If the
-    file fails, calls `warn`."""
+    """Return the cache of turns: in memory, and with `use_disk` also in the store's folder. Calls
+    `warn` if the file of turns fails."""
     from semantic.adapters.stores.conversations import DiskTurns
     from semantic.application.chat.turn_cache import TurnCache
 
@@ -316,7 +316,7 @@ def default_disk_bytes(free: int, used: int) -> int:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Return the free bytes on the file system of `folder`, which need not exist. Raises
+    """Return the free bytes on the file system of `folder`, which may be missing. Raises
     StoreError."""
     existing = next(
         (path for path in (folder, *folder.absolute().parents) if path.exists()), folder

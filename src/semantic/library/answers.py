@@ -1,4 +1,4 @@
-"""Answers of the library: whole, or as streams of text with the same pieces as a server's streams.
+"""Answers of the library: whole, or as streams of text in the same pieces as a server's streams.
 Knows nothing about engines or agents."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Answer:
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The tool calls in the answer; the `arguments` of each are JSON text."""
+        """The tool calls in the answer. The `arguments` of a call are a JSON text."""
         return self.message.tool_calls
 
     @property

@@ -306,7 +306,7 @@ class _Turn:
 
     @property
     def is_answered(self) -> bool:
-        """True if the answer has any text or calls and has not failed."""
+        """True if the answer has text or calls and has not failed."""
         return self._has_begun
 
     def answer(self) -> Answer | None:

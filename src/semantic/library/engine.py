@@ -159,8 +159,8 @@ class Engine:
         return self._loop.run(self._engine.run_batch(requests, **options))
 
     def count_tokens(self, messages: Messages) -> int:
-        """Return how many prompt tokens a message (a text) or a whole conversation (messages) has.
-        Raises InvalidRequestError for invalid messages, and if the model has no chat template."""
+        """Return how many prompt tokens a message (a text) or a conversation (messages) has. Raises
+        InvalidRequestError for invalid messages, and for a model without a chat template."""
         return self._loop.run(self._engine.count_tokens(messages))
 
     def agent(self, name: str, *, system: str | None = None, model: str | None = None) -> Agent:
@@ -255,18 +255,18 @@ class Agent:
         return self._loop.run(self._agent.cached_tokens())
 
     def info(self) -> AgentDetail:
-        """Return the agent's tokens, bytes, parent and blocks, and where each block is. Raises
+        """Return the agent's tokens, bytes, parent and blocks, and the places of each block. Raises
         AgentNotFoundError for an agent without a turn."""
         return self._loop.run(self._agent.info())
 
     def why(self) -> str:
-        """Return how much of the last prompt the engine reused, and why not more, one sentence per
-        line. Raises AgentNotFoundError for an agent without a turn."""
+        """Return a text that says how much of the last prompt the engine reused, and why not more.
+        It has one sentence per line. Raises AgentNotFoundError for an agent without a turn."""
         return self._loop.run(self._agent.why())
 
     def fork(self, name: str) -> Agent:
-        """Return a new agent with this agent's conversation and cache, copying neither. Raises
-        InvalidRequestError if an agent of that name exists, or if this agent has no turn yet."""
+        """Return a new agent that begins with this agent's conversation and shares its cache.
+        Raises InvalidRequestError if the name is taken, or if this agent has no turn yet."""
         return Agent(self._loop.run(self._agent.fork(name)), self._loop)
 
     def pin(self, *, pinned: bool = True) -> None:
@@ -282,8 +282,8 @@ class Agent:
         return self._loop.run(self._agent.export(path))
 
     def forget(self) -> None:
-        """Delete the agent's conversation and its cache, on disk too. Its system message stays.
-        Raises InvalidRequestError while the agent is answering."""
+        """Delete the agent's conversation and cache, also on disk. The agent's system message
+        stays. Raises InvalidRequestError while the agent is answering."""
         self._loop.run(self._agent.forget())
 
 
@@ -312,7 +312,7 @@ class AnswerStream:
         return _Items(self._stream.__aiter__(), self._loop)
 
     def cancel(self) -> None:
-        """End the answer at the next step; its stream ends with the text so far."""
+        """End the answer at the next step; the stream ends with the text so far."""
         self._loop.begin(self._stream.cancel())
 
     def close(self) -> None:
@@ -358,7 +358,7 @@ class _LoopThread:
         self._begun(work)
 
     def close(self) -> None:
-        """Cancel all remaining work, and end the loop and its thread. Call once."""
+        """Cancel all remaining work, and end the loop and its thread. Call `close` once."""
         with self._lock:
             self._is_closed = True
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()

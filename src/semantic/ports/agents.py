@@ -57,7 +57,7 @@ class ExchangePort(Protocol):
 
     def receive(self, accept: Callable[[str], None]) -> IncomingArchive:
         """Begin to receive an archive. The archive calls `accept` with the agent's name three
-        times: before it receives bodies, before it stores them, and before it saves the agent. An
+        times: before receiving bodies, before storing bodies, and before saving the agent. An
         exception from `accept` refuses the archive."""
 
 
@@ -110,8 +110,8 @@ class AgentSummary:
 @dataclass(frozen=True, slots=True)
 class AgentBlock:
     """One block of an agent, with tokens `start` to `stop` of its history. `hash` is in
-    hexadecimal. `checkpoint` is true if the store also has the state or window edge needed to
-    resume after the block."""
+    hexadecimal. `checkpoint` is true if the store also has the state or window edge that resuming
+    after the block needs."""
 
     start: int
     stop: int
@@ -197,17 +197,17 @@ class AgentsPort(Protocol):
     These raise AgentNotFoundError if the tenant has no such agent or no tenant has the given id."""
 
     def id_of(self, tenant: str) -> TenantId:
-        """Return the id by which operators name `tenant`. Thread-safe."""
+        """Return the id that operators use for `tenant`. Thread-safe."""
 
     async def tenants(self) -> Sequence[TenantId]:
-        """Return the ids of the tenants that have a saved agent or a request, sorted."""
+        """Return, sorted, the ids of all tenants with a saved agent or a request."""
 
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
         """Return the requests of `tenant`, or of all tenants if None, in order of arrival."""
 
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
-        """End a request of `tenant` (of any tenant if None) at the next step and keep its tokens.
-        Returns False if the request does not exist."""
+        """End a request of `tenant` (of any tenant if None) at the next step; the cache keeps its
+        tokens. Returns False for an unknown request."""
 
     async def page(
         self, tenant: Tenant, limit: int, after: str | None = None, only: AgentFilter = EVERY_AGENT
@@ -221,7 +221,7 @@ class AgentsPort(Protocol):
         """Return an agent's details, without texts and tokens."""
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
-        """Create an agent that shares the cache that `agent_id` had after its last turn. Raises
+        """Create an agent that shares the cache of `agent_id` after its last turn. Raises
         InvalidRequestError if `new_id` exists, or if `agent_id` has not finished a turn yet."""
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
@@ -233,7 +233,7 @@ class AgentsPort(Protocol):
         """Delete the agent. Raises InvalidRequestError while the agent has a request."""
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
-        """Return an archive of the agent as of its last saved turn, with its stored blocks. Raises
+        """Return an archive of the agent after its last saved turn, with the stored blocks. Raises
         OverloadedError if too many exports are running."""
 
     async def import_(

@@ -1,5 +1,5 @@
-"""ChatFormat: a model's chat template, reasoning marks and tool-call syntax. Tests hold every
-implementation, fakes included, to these contracts."""
+"""ChatFormat: a model's chat template, reasoning marks and tool-call syntax. Tests check these
+contracts for every implementation, fakes included."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class ChatFormat(Protocol):
 
     @property
     def bare_calls(self) -> bool:
-        """True if an answer may begin with a tool call that lacks its start mark."""
+        """True if an answer may begin with a tool call without a start mark."""
 
     @property
     def call_spelling(self) -> CallSpelling | None:
@@ -189,6 +189,6 @@ class ChatFormat(Protocol):
         InvalidRequestError if the template refuses the messages."""
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
-        """Return the grammar of an answer to `chat`; None if nothing constrains the answer. An
-        answer format, a tool choice that requires a call, or a strict tool needs a grammar. Raises
+        """Return the grammar of an answer to `chat`; None for a free answer. A grammar is necessary
+        for an answer format, a tool choice that requires a call, or a strict tool. Raises
         InvalidRequestError for a schema that cannot become a grammar."""

@@ -106,4 +106,4 @@ class Embedder(Protocol):
         stay and count."""
 
     def start(self, batch: Sequence[tuple[int, ...]]) -> EmbeddingRun:
-        """Begin to compute a batch of texts, given as tokens. Called by the computing thread."""
+        """Begin to compute a batch of texts, given as tokens, on the computing thread."""

@@ -124,7 +124,7 @@ class Tokenizer(Protocol):
         prompt (BOS)."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of `tokens`. Bytes that form no complete character become U+FFFD."""
+        """Return the text of `tokens`. Bytes of an incomplete character become U+FFFD."""
 
     def text_of(self, token: int) -> str:
         """Return the text of `token` in the middle of a text, after other tokens."""
@@ -165,7 +165,7 @@ class BatchBackend(Protocol):
 
     @property
     def model_id(self) -> str:
-        """Identifies the model by content: models with equal ids compute equal keys and values."""
+        """An id of the model's content: models with equal ids compute equal keys and values."""
 
     @property
     def vocab_size(self) -> int:
@@ -193,8 +193,8 @@ class BatchBackend(Protocol):
         """Return the description of the model's cache for one sequence."""
 
     def set_aside(self, n_bytes: int) -> None:
-        """Announce that blocks will need at most `n_bytes`: the backend may reserve the memory now.
-        Earlier reservations stay."""
+        """Announce that blocks will need at most `n_bytes`; the backend may reserve this memory
+        now. Does not undo earlier reservations."""
 
     def open(self, capacity: int) -> SequenceId:
         """Open an empty sequence with memory for `capacity` tokens, a multiple of 256."""
@@ -242,8 +242,8 @@ class BatchBackend(Protocol):
         empty sequence return the same bits; other open sequences do not matter."""
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError, with the reason, if token masks cannot represent `grammar`.
-        Thread-safe."""
+        """Raise InvalidRequestError, with the reason, for a `grammar` that token masks cannot
+        represent. Thread-safe."""
 
     def start(
         self,
@@ -273,12 +273,12 @@ class BatchBackend(Protocol):
         the unused blocks, which hold no memory. Copies nothing if it uses all blocks."""
 
     def close(self, sequence: SequenceId) -> None:
-        """Free `sequence` and its memory. May be called at any time."""
+        """Free `sequence` and its memory. The caller may close a sequence at any time."""
 
     # Block bodies: the bytes of blocks in a store. Not for a sequence that is decoding.
 
     def layout(self) -> BlockLayout:
-        """Return how a sequence's cache is divided into block bodies."""
+        """Return how the backend divides a sequence's cache into block bodies."""
 
     def pause(self, sequence: SequenceId) -> SampledToken | None:
         """Remove `sequence` from the decode batch; it stays open with its cache. The caller may
@@ -293,7 +293,7 @@ class BatchBackend(Protocol):
         FULL or WINDOW. Raises BackendError if the layers do not hold these tokens."""
 
     def is_finite(self, part: Part, body: bytes) -> bool:
-        """Return whether an exported body of `part` is free of NaN and infinite values."""
+        """Return whether `body`, an exported body of `part`, has only finite values."""
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
         """Return everything needed to resume `sequence` at its current length, except the bodies of

@@ -122,7 +122,7 @@ class ServingPort(Protocol):
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """Return the tokens that `prompt` would have in a request of `tenant`. Raises
+        """Return the tokens of `prompt` as a request of `tenant` would have them. Raises
         InvalidRequestError and ContextOverflowError."""
 
     async def detokenize(self, tokens: Sequence[int], tenant: str = "") -> str:

@@ -96,8 +96,7 @@ class SharedTurnsPort(Protocol):
         A turn without tokens replaces nothing. May wait."""
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> Sequence[Turn]:
-        """Return the stored turns at `points`; empty if the turns at the last points are missing.
-        May wait."""
+        """Return the stored turns at `points`; empty without turns at the last points. May wait."""
 
     def close(self) -> None:
         """End the threads that send turns."""
@@ -165,8 +164,8 @@ class CacheStorePort(Protocol):
         whether the body is in memory. Counts as a use. A store with one tier copies nothing."""
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
-        """Record a use of the blocks `keys`, a chain in order, so that the start of the chain is
-        evicted last."""
+        """Record a use of the blocks `keys`, a chain in order. Eviction takes the start of the
+        chain last."""
 
     def stats(self) -> Sequence[StoreStats]:
         """Return statistics, one entry per tier."""
@@ -175,7 +174,7 @@ class CacheStorePort(Protocol):
         """Return once all accepted data is as durable as this store can make it."""
 
     def close(self) -> None:
-        """Flush, and release files and threads. Do not call the store afterwards."""
+        """Flush, and release files and threads. Make no call after `close`."""
 
 
 class AgentIndexPort(Protocol):
@@ -201,8 +200,8 @@ class AgentIndexPort(Protocol):
         parent."""
 
     def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
-        """Return, for each block, the names of up to two agents whose newest manifests need the
-        block."""
+        """Return the users of each block: up to two names of agents whose newest manifests need
+        it."""
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
         """Remove the agent's manifest; the agent's blocks stay until evicted. Returns False for an
@@ -248,7 +247,7 @@ class ListedTier(Protocol):
 
 
 class EventsPort(BlockObserver, Protocol):
-    """Publishes which blocks the tiers of this machine have. Sends nothing before `begin`."""
+    """Publishes changes of the blocks in this machine's tiers. Sends nothing before `begin`."""
 
     def begin(self, namespace: bytes, tiers: Mapping[Tier, ListedTier]) -> None:
         """Publish the blocks that `tiers` have in `namespace`, and every later change."""
@@ -276,8 +275,8 @@ class SharedStorePort(Protocol):
         """Return a store of responses that reads responses missing in `own` from the fleet."""
 
     def try_out(self) -> tuple[float, bool]:
-        """Write, read, list and delete an object. Return the seconds that this took, and whether
-        the bucket keeps old versions of deleted objects. Raises StoreError."""
+        """Write, read, list and delete an object. Return the duration in seconds, and whether the
+        bucket keeps old versions of deleted objects. Raises StoreError."""
 
     def last_pass(self) -> tuple[str, Mapping[str, object]] | None:
         """Return a report on the last eviction, as text and as fields; None before the first

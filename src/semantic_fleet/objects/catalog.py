@@ -89,12 +89,12 @@ class BodyTable:
         )
 
     def get(self, key: BlockKey) -> Known | None:
-        """Return the record of a body; None if it is unknown."""
+        """Return the record of a body; None for an unknown body."""
         record = self._record(name_of_body(key))
         return self._known(record) if record and record.startswith(_mark(key.hash)) else None
 
     def named(self, name: int) -> Known | None:
-        """Return the record of the body with this name; None if it is unknown."""
+        """Return the record of the body called `name`; None for an unknown name."""
         record = self._record(name)
         return None if record is None else self._known(record)
 
@@ -168,7 +168,7 @@ _RECENT = 1 / 16
 
 
 class KnownBody:
-    """A body in the object store, of which this process knows only the size."""
+    """A body in the object store; this process knows only the body's size."""
 
     __slots__ = ("_n_bytes",)
 
@@ -238,7 +238,7 @@ class Catalog:
             store.drop([one for one in keys if names is None or name_of_body(one) in names])
 
     def drop_tenant(self, tenant: bytes) -> None:
-        """Forget everything that belongs to the tenant with this tag."""
+        """Forget all bodies and manifests of the tenant with this tag."""
         with self._lock:
             self._table.drop_tenant(tenant)
         for store in (self._tails, self._recent):
@@ -255,7 +255,7 @@ class Catalog:
         return {key: Found(n_bytes, Tier.REMOTE) for key, n_bytes in sizes.items()}
 
     def n_bytes(self, key: BlockKey) -> int | None:
-        """Return the size of a body in bytes; None if it is unknown."""
+        """Return the size of a body in bytes; None for an unknown body."""
         found = self.find([key]).get(key)
         return None if found is None else found.n_bytes
 
@@ -313,7 +313,7 @@ class Catalog:
                 self._tails.remember(manifest)
 
     def drop_agent(self, scope: Scope, agent_id: str) -> bool:
-        """Forget an agent's manifest; return whether the catalog had it."""
+        """Forget an agent's manifest; return whether the catalog had one."""
         with self._lock:
             return self._tails.remove(scope, agent_id)
 

@@ -257,7 +257,7 @@ class BackgroundJanitor:
         pass_seconds: tuple[float, float] = PASS_SECONDS,
     ) -> None:
         """`objects` needs its own connection: failures of the janitor must not open the readers'
-        breaker. `notify` receives a line for each pass that evicted something, and for the first
+        circuit breaker. `notify` receives a line for each pass with evictions, and for the first
         failed pass."""
         self._lease = Lease(objects, period=lease_seconds)
         self._stop = threading.Event()

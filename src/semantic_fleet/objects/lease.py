@@ -29,12 +29,12 @@ class LostLeaseError(Exception):
 
 
 def clock() -> float:
-    """Return a time in seconds that also counts the machine's sleep, unlike `time.monotonic`."""
+    """Return a time in seconds that goes on while the machine sleeps, unlike `time.monotonic`."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Lease:
-    """One process's view of the lease. Not thread-safe. Every call may raise UnavailableError."""
+    """The lease as one process sees it. Not thread-safe. Every call may raise UnavailableError."""
 
     def __init__(
         self, objects: Objects, *, period: float = PERIOD, clock: Callable[[], float] = clock

@@ -39,11 +39,11 @@ class Folder:
         return self._path(block_entry(key).name)
 
     def after(self, parent: BlockHash) -> str:
-        """Return the folder of the headers that follow a block."""
+        """Return the path of the folder with the headers of bodies that follow a block."""
         return self._path(f"after/{parent.hex()}")
 
     def tail(self, key: BlockKey, parent: BlockHash) -> str:
-        """Return the path of a body's header, see `has_tail`."""
+        """Return the path of the object with a body's header, see `has_tail`."""
         return f"{self.after(parent)}/{block_entry(key).name}"
 
     def shared(self, link: BlockLink) -> str:

@@ -166,7 +166,7 @@ class Objects:
         return self._backoff.times
 
     def size(self, path: str) -> int | None:
-        """Return the size of an object in bytes; None if it is missing."""
+        """Return the size of an object in bytes; None for a missing object."""
         with self._attempt():
             try:
                 return obstore.head(self._small, path)["size"]
@@ -190,7 +190,7 @@ class Objects:
                 raise
 
     def create(self, path: str, data: Buffer) -> bool:
-        """Write an object unless one exists at `path`; return whether this call wrote it."""
+        """Write an object unless one is at `path`; return whether this call wrote the object."""
         with self._attempt(writes=True):
             try:
                 obstore.put(self._large, path, data, mode="create", use_multipart=False)
@@ -249,8 +249,7 @@ class Objects:
 
     def keeps_versions(self) -> bool:
         """Return whether deleted objects stay as old versions, as in an S3 bucket with versioning.
-        Returns False for stores of other kinds, where this is unknown. Writes and deletes an
-        object."""
+        Returns False for other kinds of stores, which do not tell. Writes and deletes an object."""
         path = f"probes/{os.urandom(8).hex()}"
         with self._attempt(writes=True):
             version = obstore.put(self._small, path, b"probe", use_multipart=False)["version"]
@@ -326,7 +325,7 @@ class SharedFolder:
         self._mount = next(one for one in (real, *real.parents) if os.path.ismount(one))
 
     def require(self) -> None:
-        """Raise OSError if the folder or its mount is missing. The folder may come back."""
+        """Raise OSError if the folder or its mount is missing. The folder may come back later."""
         if not self._path.is_dir():
             raise OSError(f"the folder {self._path} is gone")  # FileNotFoundError is for objects
         if not os.path.ismount(self._mount):
@@ -334,7 +333,7 @@ class SharedFolder:
 
 
 class _Outage:
-    """Reports a lasting failure: its start, at most once a minute, and its end. Not thread-safe."""
+    """Reports a lasting failure: its start (at most once a minute) and its end. Not thread-safe."""
 
     def __init__(self, begun: str, ended: str, clock: Callable[[], float]) -> None:
         self._begun = begun

@@ -99,13 +99,13 @@ class Bodies:
         return Folder(scope, self._vault.tenant(scope.tenant))
 
     def n_bytes(self, folder: Folder, key: BlockKey) -> int | None:
-        """Return the size of a body in bytes; None if it is missing or its size is impossible."""
+        """Return the size of a body in bytes; None for a missing body or an impossible size."""
         size = self._objects.size(folder.body(key))
         return None if size is None else contents_bytes(size)
 
     def size(self, header: BlockHeader) -> int:
-        """Return the size of a body in bytes. Raises FileNotFoundError, or DamagedError if the size
-        is impossible."""
+        """Return the size of a body in bytes. Raises FileNotFoundError, or DamagedError for an
+        impossible size."""
         size = self._objects.size(self.folder(header.link.scope).body(header.key))
         if size is None:
             raise FileNotFoundError
@@ -358,7 +358,7 @@ class LookUp:
         return [one for one in tails if one is not None]
 
     def _listed_tails(self, chain: _Chain, place: int) -> list[Listed]:
-        """Return the tails that the prompt continues with, and some other tails, newest first."""
+        """Return the tails that continue the prompt, and the newest of the other tails."""
         listed = self._objects.listed(chain.folder.after(chain.links[place].hash), PAGE)
         if len(listed) <= _MOST_UNLIKE:
             return listed
@@ -417,7 +417,7 @@ class _Chain:
         return BlockHeader(link, part, self.layout.name)
 
     def n_bytes(self, header: BlockHeader) -> int:
-        """Return the size in bytes of a body that is not a checkpoint."""
+        """Return the size in bytes of the body of `header`, which is not a checkpoint."""
         return self.layout.body_bytes(header.part, len(header.link.tokens))
 
     def names_after(self, place: int) -> frozenset[str]:

@@ -47,7 +47,7 @@ class Records:
         self._noun = noun
 
     def get(self, tag: bytes, key: bytes) -> bytes | None:
-        """Return a tenant's record; None if it is missing or damaged."""
+        """Return a tenant's record; None for a missing or damaged record."""
         try:
             tenant = self._vault.tenant(tag)
             data = self._objects.get(self._path(tenant.folder, key))

@@ -63,12 +63,12 @@ Fetch = Callable[[Iterable[tuple[int, int]]], Iterator["Buffer"]]
 
 
 def sealed_bytes(n_bytes: int) -> int:
-    """Return the size of the object that seals `n_bytes`."""
+    """Return the size of the sealed object for contents of `n_bytes`."""
     return FRAME + n_bytes + TAG * _n_chunks(n_bytes)
 
 
 def contents_bytes(n_sealed: int) -> int | None:
-    """Return how many bytes an object of size `n_sealed` seals; None for an impossible size."""
+    """Return the size of the contents of a sealed object; None for an impossible `n_sealed`."""
     rest = n_sealed - FRAME
     n_bytes = rest - TAG * max(1, -(-rest // (CHUNK + TAG)))
     return n_bytes if n_bytes >= 0 and sealed_bytes(n_bytes) == n_sealed else None
@@ -134,7 +134,7 @@ class SealingMemory:
         self._give_back(memory)
 
     def give_back_unused(self) -> None:
-        """Free all memory unless a caller used a piece since the last call."""
+        """Free all unused memory, unless a caller has used a piece since the last call."""
         with self._lock:
             self._timer = None
             if self._was_used:
@@ -187,9 +187,9 @@ def unsealed(key: bytes, identity: bytes, data: Buffer) -> bytes:
 
 
 def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[memoryview]:
-    """Yield the verified contents of an object in pieces, each valid until the next. Raises
-    DamagedError, NewerFormatError, MismatchError if `identity` or `n_bytes` differ, and the same
-    errors as `fetch`."""
+    """Yield the verified contents of an object in pieces; a piece is valid until the next piece.
+    Raises DamagedError, NewerFormatError, MismatchError for another `identity` or `n_bytes`, and
+    the same errors as `fetch`."""
     n_chunks, cipher, header = _n_chunks(n_bytes), None, b""
     scratch = memoryview(bytearray(min(CHUNK, n_bytes)))
     firsts = range(0, n_chunks, READ_CHUNKS)

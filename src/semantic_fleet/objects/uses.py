@@ -5,8 +5,8 @@
     evicted/NUMBER          objects that the janitor deleted
 
 Each object contains sealed numbers. The time of a use is when the object store wrote the log, so no
-other clock counts. 64 bits of a hash of its name identify an object, so a body and its header have
-the same number. Readers ignore unreadable logs, which only worsens the eviction order. Knows
+other clock counts. An object's number is 64 bits of a hash of its name, so a body and its header
+have the same number. Readers ignore unreadable logs, which only worsens the eviction order. Knows
 neither blocks nor a budget.
 """
 
@@ -71,7 +71,7 @@ class Numbers:
         self._objects.replace(path, self._sealed(path, numbers))
 
     def read(self, listed: Listed) -> array[int]:
-        """Return the numbers; empty for a missing or damaged object. Raises UnavailableError."""
+        """Return the numbers; none for a missing or damaged object. Raises UnavailableError."""
         path, n_bytes, numbers = listed.path, contents_bytes(listed.n_bytes), array("Q")
         if not n_bytes:
             return numbers
@@ -151,7 +151,7 @@ class UseLog:
 
 
 class Evictions:
-    """The janitor's deletions since this process began. Not thread-safe."""
+    """The janitor's deletions since the start of this process. Not thread-safe."""
 
     def __init__(self, objects: Objects, secret: bytes) -> None:
         self._objects = objects
@@ -247,7 +247,7 @@ class UseReader:
         return table.merged(recent)
 
     def since(self) -> frozenset[int]:
-        """Return the names used since `table` read the logs. Raises UnavailableError."""
+        """Return the names used since the call of `table`. Raises UnavailableError."""
         known = frozenset(self._read)
         new = (log for log in self._logs() if log.path not in known)
         return frozenset(name for log in new for name in self._numbers.read(log))
@@ -269,8 +269,8 @@ class UseReader:
 
 
 def announce(objects: Objects, secret: bytes, number: str, names: Iterable[int]) -> None:
-    """Announce deleted names to every process. Replaces an announcement with the same number,
-    written before another process took the lease. Raises UnavailableError."""
+    """Announce deleted names to every process. Replaces an announcement with the same number, which
+    a previous holder of the lease wrote. Raises UnavailableError."""
     Numbers(objects, secret).replace(f"{EVICTED}/{number}", array("Q", names))
     outdated = sorted(objects.listed(EVICTED, PAGE), key=_age)[:-MOST_EVICTED]
     if outdated:

@@ -1,1 +1,1 @@
-"""Processes that compute one model: how they start, meet and talk. Imports no framework."""
+"""Processes that compute one model: how they start, connect and talk. Imports no framework."""

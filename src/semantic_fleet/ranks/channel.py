@@ -84,7 +84,7 @@ def _derived(secret: bytes, purpose: bytes, talk: bytes) -> bytes:
 
 
 def _read(sock: socket.socket, n_bytes: int) -> bytes:
-    """Read `n_bytes` within the socket's timeout; fewer if the time or the connection ends."""
+    """Read `n_bytes` within the socket's timeout; return fewer after the timeout or at the end."""
     found, until = b"", time.monotonic() + (sock.gettimeout() or 3600.0)
     with suppress(OSError):
         while len(found) < n_bytes and (more := sock.recv(n_bytes - len(found))):
@@ -125,7 +125,7 @@ class _Seals:
 
 
 class PeerLostError(Exception):
-    """The other rank ended, is silent or sent an invalid frame, as the message says."""
+    """The other rank ended, sends nothing or sent an invalid frame; the message says which."""
 
 
 class Channel:

@@ -119,7 +119,7 @@ class Links:
             os._exit(_LOST)
 
     def _connect(self, host: str, secret: bytes, silence: float) -> list[Channel]:
-        """Connect rank 0 with each other rank; return the connections of this rank."""
+        """Connect rank 0 with each other rank; return this rank's channels."""
         if self._ranks.rank == 0:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             with (

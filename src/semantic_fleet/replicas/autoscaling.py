@@ -1,5 +1,5 @@
-"""Computes the number of replicas from the requests that run and wait in each. Knows numbers only;
-`ray_cluster` sets how long the numbers must hold."""
+"""Computes the number of replicas from the running and waiting requests of each replica.
+`ray_cluster` sets how long a number must hold before Ray obeys."""
 
 from __future__ import annotations
 

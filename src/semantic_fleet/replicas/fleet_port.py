@@ -1,5 +1,5 @@
 """Replicas of one server, and the requests passed on to them. A replica receives a request whole,
-and answers in pieces. Knows no API, and not how replicas run."""
+and answers in pieces. Does not know APIs, or how replicas run."""
 
 from __future__ import annotations
 

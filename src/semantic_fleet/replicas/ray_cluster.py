@@ -305,7 +305,7 @@ def _said_of_replicas() -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the last line of Ray's text that names an error, or else its last line."""
+    """Return the last line of Ray's text that names an error, or else the text's last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = [line for line in lines if _ERROR_LINE.match(line)]
     return (named or lines or ["unknown"])[-1][:_LONGEST_REASON]

@@ -44,8 +44,8 @@ class ReplicaSlot:
 
 @contextmanager
 def taken_slot(base: Path) -> Iterator[ReplicaSlot]:
-    """Take the first free slot below `base`, and write the process id in its locked file. Raises
-    StoreError if `base` is unusable, or if no slot is free."""
+    """Take the first free slot below `base`, and write the process id in the slot's locked file.
+    Raises StoreError if `base` is unusable, or if no slot is free."""
     for number in range(_MOST):
         folder = base / f"replica-{number}"
         try:

@@ -1,1 +1,1 @@
-"""Commands that run a server, or use a running one without loading a model."""
+"""Commands that run a server, or use a running server without loading a model."""

@@ -100,7 +100,7 @@ RUNNING_MODEL_COMMANDS: dict[str, Callable[..., None]] = {"ps": ps, "load": load
 
 
 def unloaded_when(pinned: bool, expires_in: float | None) -> str:
-    """Return a phrase that says when a model unloads if no request arrives."""
+    """Return a phrase that says when a model without further requests unloads."""
     if expires_in is not None:
         return f"in {show_seconds(expires_in)}"
     return "never" if pinned else "when needed"

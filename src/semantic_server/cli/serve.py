@@ -58,7 +58,7 @@ def with_flags(declared: type) -> Callable[[type[T]], type[T]]:
 
 
 def _as_flag(hint: object) -> object:
-    """Return a setting's type for the command line: with its flag, and without its bounds."""
+    """Return a setting's type as a flag: optional, and without the setting's bounds."""
     declared, *_, flag = get_args(hint)
     given = _given(declared)
     return Annotated[given | None, option(flag)]
@@ -78,11 +78,11 @@ def _given(declared: type) -> type | GenericAlias:
 @dataclass(frozen=True)
 @with_flags(DeclaredSettings)
 class ServeOptions:
-    """Every setting of a server as a flag, named like the flags of other servers. None means that a
-    flag is not given: then the environment, the file or the default decides, in this order."""
+    """Every setting of a server as a flag, named like the flags of other servers. None means a
+    missing flag: then the environment, the file or the default decides, in this order."""
 
     def given(self) -> dict[str, object]:
-        """Return the values of the flags on the command line, by the name of their setting."""
+        """Return the values of the flags on the command line, with the settings' names as keys."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -1,5 +1,5 @@
-"""`semantic service`: installs `semantic serve`, with flags, as a service of the user. Knows the
-names of settings, and that a service runs in another folder, without this shell's variables."""
+"""`semantic service`: installs `semantic serve` with the given flags as a service of the user.
+Knows the names of settings. A service runs in another folder, without this shell's variables."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ SERVICE_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def service_manager(host: HostPort | None = None) -> ServicePort:
-    """Return the user's service manager. Raises OperatorError if none runs."""
+    """Return the user's service manager. Raises OperatorError without a running manager."""
     from semantic_server.service_managers import Host, Launchd, Systemd
 
     here = host or Host()
@@ -112,7 +112,7 @@ def require_known_to_the_service(loaded: LoadedSettings) -> None:
 
 
 def flags(options: ServeOptions, config: Path | None) -> Iterator[str]:
-    """Yield the flags of `semantic serve` for these options, with absolute paths."""
+    """Yield `options` and the file `config` as flags of `semantic serve`, with absolute paths."""
     hints = get_type_hints(ServeOptions, include_extras=True)
     given = options.given()
     for field in fields(options):

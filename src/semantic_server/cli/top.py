@@ -76,8 +76,8 @@ def watch(
     console: Console,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show the events of `follow` on the whole `console`, and call `follow` again whenever its
-    stream ends. Raises OperatorError if the first stream fails."""
+    """Show events from `follow` on the whole `console`; call `follow` again whenever its events
+    end. Raises OperatorError if the first call fails."""
     from rich.live import Live
     from rich.text import Text
 
@@ -171,8 +171,8 @@ class View:
 
 
 def sentence(saved: Saved) -> str:
-    """Return the savings as a sentence, such as "2 h 14 min of prefill saved today; the cache had
-    96 % of 4,100 prompt tokens"."""
+    """Return a sentence about the savings, such as "2 h 14 min of prefill saved today; the cache
+    had 96 % of 4,100 prompt tokens"."""
     if not saved.prompt_tokens:
         return "No prompt today."
     share = 100 * saved.cached_tokens // saved.prompt_tokens

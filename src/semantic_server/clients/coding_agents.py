@@ -127,7 +127,7 @@ _ANSWER_TOKENS: Final = 32_000
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How to start a program: arguments to put before the user's own, and variables to add."""
+    """How to start a program: arguments before the user's arguments, and additional variables."""
 
     arguments: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -179,7 +179,7 @@ def _claude_file(environment: Environment) -> Path:
 
 
 def _claude_settings(server: RunningServer) -> Settings:
-    """Return variables to set, and a command that prints the key from the user's own variable."""
+    """Return settings: variables, and a command that prints the key from the user's variable."""
     variables: dict[str, str | None] = dict(_claude_variables(server))
     if server.key_variable is None:
         return {"env": {**variables, "ANTHROPIC_AUTH_TOKEN": _NO_KEY}}
@@ -191,7 +191,7 @@ def _claude_settings(server: RunningServer) -> Settings:
 
 
 def claude_exports(server: RunningServer) -> dict[str, str]:
-    """Return Claude Code's variables for a shell: for each name a value with shell quotes."""
+    """Return Claude Code's variables for a shell: by name, with shell quotes around values."""
     from shlex import quote
 
     words = {
@@ -243,7 +243,7 @@ def _codex_file(environment: Environment) -> Path:
 
 
 def _codex_settings(server: RunningServer) -> Settings:
-    """Return the server as a provider; Codex reads the key from the user's own variable."""
+    """Return settings for the server as a provider; Codex reads the key from a variable."""
     return {
         "model": server.model,
         "model_provider": _PROVIDER,
@@ -297,7 +297,7 @@ def _opencode_file(environment: Environment) -> Path:
 
 
 def _opencode_settings(server: RunningServer) -> Settings:
-    """Return the server as a provider; opencode reads the key from the user's own variable."""
+    """Return settings for the server as a provider; opencode reads the key from a variable."""
     key = None if server.key_variable is None else f"{{env:{server.key_variable}}}"
     limit = {"context": server.context_tokens, "output": _answer_tokens(server)}
     return {

@@ -27,7 +27,7 @@ _MAX_BYTES: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The text of the file at `path` before and after a change; `before` is None without a file."""
+    """The text of the file at `path` before and after a change; `before` is None for a new file."""
 
     path: Path
     before: bytes | None
@@ -53,8 +53,8 @@ def plan(path: Path, kind: FileFormat, required: Settings) -> Plan:
 
 
 def write(change: Plan) -> Path | None:
-    """Carry out the plan; return the path of a backup, or None if there was no file to back up.
-    Replaces the target of a symbolic link, not the link. Only the owner can read a new file. Raises
+    """Carry out `change`; return the path of the backup, or None for a new file. Replaces the
+    target of a symbolic link, not the link. Only the owner can read a new file. Raises
     OperatorError, and leaves the file unchanged, if the write fails or another program changed the
     file since `plan`."""
     if not change.changes:
@@ -209,7 +209,7 @@ class UnreadableError(InvalidRequestError):
 
 
 class FileFormat(Protocol):
-    """A file format. Both methods raise UnreadableError, which says what the method expected."""
+    """A file format. `read` and `change` raise UnreadableError, which says what they expected."""
 
     def read(self, text: str) -> Document:
         """Parse the text."""

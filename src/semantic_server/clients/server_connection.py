@@ -60,8 +60,8 @@ def read_memory(url: str, key_variable: str) -> Document:
 
 
 def limit_memory(url: str, key_variable: str, limit_gb: float | None) -> Document:
-    """Set the memory limit, or with None restore the limit from the server's start; return the
-    figures of the memory. Raises the same errors as `read_memory`."""
+    """Set the memory limit, or restore the limit from the server's start if None. Return the memory
+    figures. Raises the same errors as `read_memory`."""
     body = json.dumps({"limit_gb": limit_gb}).encode()
     key = key_for(url, key_variable)
     with send(url, _MEMORY, key, Upload((body,), len(body), _SECONDS)) as reply:
@@ -162,7 +162,7 @@ def send(
 
 
 def key_for(url: str, variable: str) -> str | None:
-    """Return the key for POSTs; None if the server requires none. Raises the errors of `get`."""
+    """Return the key for POSTs; None if the server requires no key. Raises the errors of `get`."""
     with send(url, _CHEAP) as reply:
         is_open = reply.status != HTTPStatus.UNAUTHORIZED
         return None if is_open else read_key(reply.base, variable)
@@ -219,7 +219,7 @@ def refusal(reply: Reply, what: str) -> SemanticError:
 
 
 def json_object(reply: Reply) -> object:
-    """Return the response as JSON; None if it is not JSON."""
+    """Return the response as JSON; None for a response that is not JSON."""
     try:
         return json.loads(reply.read(_MOST_JSON))
     except (ValueError, RecursionError):
@@ -227,8 +227,8 @@ def json_object(reply: Reply) -> object:
 
 
 def found_object(reply: Reply) -> object:
-    """Return the response as JSON; None if it is not JSON. Raises the error from `refusal` unless
-    the status is 200."""
+    """Return the response as JSON; None for a response that is not JSON. Raises the error from
+    `refusal` unless the status is 200."""
     if reply.status != HTTPStatus.OK:
         raise refusal(reply, "that")
     return json_object(reply)
@@ -341,8 +341,8 @@ def import_archive(
     owner: Owner,
 ) -> tuple[str, int]:
     """Send an archive, given as (pieces, size), for `owner`; return the agent's name on the server
-    and its number of tokens. If `name` is None, the agent keeps its own. Raises the same errors as
-    `exported`."""
+    and the agent's number of tokens. If `name` is None, the agent keeps its name. Raises the same
+    errors as `exported`."""
     key = key_for(url, key_variable)
     upload = Upload(*archive, _STORE_SECONDS)
     path = _IMPORT + _query(name=name, tenant=owner.tenant, model=owner.model)

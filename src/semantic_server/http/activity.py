@@ -136,7 +136,7 @@ class Recorder:
             span.version = next(self._versions)
 
     def end(self, span: Span, record: AnswerRecord) -> None:
-        """End a span, and count its savings if the answer has a match report."""
+        """End a span. If the answer has a match report, count the savings."""
         span.end = self._clock()
         span.version = next(self._versions)
         span.finish = record.finish
@@ -232,7 +232,7 @@ class Ending:
             one.reschedule(now)
 
     async def events(self, events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """Yield `events`, which the caller closes. Once answers must end, cancels the wait for the
+        """Yield `events`, which the caller closes. When answers must end, cancels the wait for the
         next event and raises OverloadedError."""
         while True:
             if self.has_begun:

@@ -190,7 +190,7 @@ _PIN: Final = TypeAdapter(Pin)
 
 
 def _takes(model: type[BaseModel]) -> dict[str, object]:
-    """Return the OpenAPI description of a body that the route itself reads, up to some size."""
+    """Return the OpenAPI description of a JSON body in the form of `model`."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -334,8 +334,8 @@ async def forget(request: Request, agent_id: AgentId, tenant: TenantParameter = 
 
 
 def _check_action(request: Request, action: bytes) -> None:
-    """Raise InvalidRequestError if the slash before `action` is encoded: then the action is part of
-    the agent's name."""
+    """Raise InvalidRequestError if the slash before `action` is encoded, which makes the action a
+    part of the agent's name."""
     if not request.scope["raw_path"].endswith(action):
         raise InvalidRequestError("expected an unencoded /fork or /pin after the agent's name")
 
@@ -414,7 +414,7 @@ def _summary(agent: AgentSummary, tenant: Tenant = "") -> Mapping[str, object]:
 
 def _last_turn(match: MatchReport | None, *, for_operator: bool) -> Mapping[str, object]:
     """Return the `LastTurn` of a match report. For an operator, omit the changed part of the
-    request, which may name a tool."""
+    request, because this part may name a tool."""
     if match is None:
         return dict.fromkeys(LastTurn.model_fields)
     lost = match.lost
@@ -433,7 +433,7 @@ _PLACES: Final = ("pool", "memory", "disk", "remote", "missing")
 
 
 async def _match(match: MatchReport, serving: ServingPort) -> Match:
-    """Return a match report with its reason in words, and with the differing tokens as texts."""
+    """Return a match report with the reason as a sentence and the differing tokens as texts."""
     return Match(
         prompt_tokens=match.prompt_tokens,
         reused_tokens=match.reused_tokens,

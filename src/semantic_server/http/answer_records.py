@@ -67,7 +67,7 @@ class AnswerRecord:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Decode throughput; None for an answer of fewer than two tokens."""
+        """Tokens per second of decode; None for an answer of fewer than two tokens."""
         n_gaps = self.usage.completion - 1
         return n_gaps / self.decode if n_gaps > 0 and self.decode > 0 else None
 
@@ -81,7 +81,7 @@ class Observer(Protocol):
         del uid, agent, prompt_tokens
 
     def prefilled(self, uid: str, done: int, total: int) -> None:
-        """`done` of `total` prompt tokens are in the cache."""
+        """Prefill has put `done` of `total` prompt tokens in the cache."""
         del uid, done, total
 
     def first_token(self, uid: str) -> None:
@@ -225,8 +225,8 @@ class LostTokens(BaseModel):
 
 
 def usage_extension(usage: Usage) -> dict[str, object]:
-    """Return the `semantic` member of an API's usage object. Omits `any_chip` (see `MatchReport`)
-    if it is false, and `images_noted` if it is 0."""
+    """Return the `semantic` member of an API's usage object. Omits a false `any_chip` (see
+    `MatchReport`) and an `images_noted` of 0."""
     match = usage.match
     lost = lost_tokens(match)
     own: dict[str, object] = {"lost": None if lost is None else lost.model_dump(mode="json")}

@@ -103,7 +103,7 @@ def _asset(path: str) -> _Asset:
 
 
 async def serve(request: Request) -> Response:
-    """Return a file of the page, or 304 if the client already has it."""
+    """Return a file of the page, or 304 if the client has the current version."""
     asset = _asset(request.scope["path"])
     headers = {**HEADERS, "etag": asset.etag}
     known = request.headers.get("if-none-match", "")
@@ -278,9 +278,9 @@ def create_app(
     progress: Observer | None = None,
     responses: ResponsesPort | None = None,
 ) -> FastAPI:
-    """Create the application that serves `serving`, or the model that `lifecycle` loads.
-    `lifecycle` fills `context`. `progress` displays prefills; the default logs them. `responses`
-    stores responses; the default keeps them in memory."""
+    """Create the application for `serving`, or for the model that `lifecycle` loads. `lifecycle`
+    fills `context`. `progress` displays prefills; by default the log does. `responses` stores
+    responses, by default in memory."""
     settings = settings or ServerSettings()
     context = context or ServerContext(serving)
     context.settings = settings
@@ -308,13 +308,12 @@ def create_app(
 
 
 def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
-    """Return the middleware, outermost first. The handler of unexpected errors is in module
-    `errors`."""
+    """Return the middleware, outermost first. Module `errors` handles unexpected errors."""
     return (Middleware(RequestLogMiddleware, model=model), *guarding_middleware(settings))
 
 
 def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:
-    """Return the middleware that refuses requests, in order: by size, deadline, host and key."""
+    """Return the middleware that checks requests, in order: size, deadline, host and key."""
     keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
     operators = ApiKeys(key.get_secret_value() for key in settings.operator_keys)
     return (

@@ -58,7 +58,7 @@ class ConnectionLimits:
 
 
 class Phase(Enum):
-    """The states of a connection, in the order in which to close connections."""
+    """The phases of a connection; the server closes connections in the earliest phase first."""
 
     NO_REQUEST = auto()
     """No request: incomplete headers, an idle connection, or the rest of a rejected body."""
@@ -241,7 +241,7 @@ class DeadlineProtocol(H11Protocol):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Reject malformed HTTP. Runs inside the handler of the parser's error."""
+        """Reject malformed HTTP. The handler of the parser's error calls this method."""
         error = sys.exception()
         hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._refuse(Problem(HTTPStatus(hint), msg.rstrip(".")))
@@ -279,8 +279,8 @@ class DeadlineProtocol(H11Protocol):
         self._close()
 
     def _close(self) -> None:
-        """Close the connection once the client has read everything, or at the send timeout: output
-        too small to pause writing would otherwise wait forever."""
+        """Close the connection once the client has read everything, or at the send timeout: without
+        that timeout, a small output could wait forever."""
         self.transport.close()
         self._set_client_timer(self.registry.limits.send_timeout, self.transport.abort)
 
@@ -300,7 +300,7 @@ def protocol_of(connections: Connections) -> type[DeadlineProtocol]:
 
 
 def _network(address: str) -> str:
-    """Return the peer of an address: an IPv4 address, or the network of an IPv6 address."""
+    """Return the peer for an address: the IPv4 address, or the network of the IPv6 address."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

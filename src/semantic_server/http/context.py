@@ -99,7 +99,7 @@ def embedding_of(request: Request) -> EmbeddingPort:
 
 
 def model_in_query(request: Request) -> str | None:
-    """Return the model in the query, where an unencoded plus sign means a space."""
+    """Return the query's `model`, where an unencoded plus sign means a space."""
     given, models = request.query_params.get(MODEL_QUERY), context_of(request).models
     if given is None or models is None:
         return given
@@ -201,7 +201,7 @@ class StartedStream(Generic[T]):
 async def start_stream(request: Request, events: AsyncGenerator[T, None]) -> StartedStream[T]:
     """Wait for the first of `events`. Raises the same errors as `events`, plus
     ClientDisconnectedError. After the keep-alive interval, returns without the first event, so that
-    heartbeats can start; iteration then raises the errors."""
+    heartbeats can start. Then iteration raises the errors."""
 
     async def take_first() -> T:
         return await anext(events)

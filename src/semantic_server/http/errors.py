@@ -1,6 +1,6 @@
 """Error responses: the HTTP status of every error, and its body in the form of the request's API.
-Knows the error tree and the forms, not the routes. The client of an unexpected error gets a fixed
-text with its request id; the log has the traceback under the same id."""
+Knows the tree of errors and the APIs' forms, not the routes. The client of an unexpected error gets
+a fixed text with its request id; the log has the traceback under the same id."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _ANTHROPIC_TYPES: Final = {
 
 
 class WireError(Exception):
-    """An error response raised by the HTTP layer itself: its status and message."""
+    """An error response that the HTTP layer itself raises: a status and a message."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ def _is_ours(problem: Problem) -> bool:
 
 
 def problem_response(scope: Scope, problem: Problem) -> Response:
-    """Return the error response to the request of `scope`, in the form of its API."""
+    """Return the error response to the request of `scope`, in the form of the request's API."""
     if is_anthropic(scope["path"]):
         body = anthropic_error(problem, request_id_of(scope))
     elif is_ollama(scope["path"]):
@@ -351,8 +351,8 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def sse_event(data: object, event: str | None = None) -> bytes:
-    """Return an event with `data` as one line of JSON; if `data` is a text, it must be one line
-    already. `event` is the event's name, without line ends."""
+    """Return an event with `data` as one line of JSON; a text in `data` must be one line already.
+    `event` is the event's name, without line ends."""
     if not isinstance(data, str):
         data = _encode(data).translate(_LINE_ENDS)
     name = "" if event is None else f"event: {event}\n"
@@ -360,5 +360,5 @@ def sse_event(data: object, event: str | None = None) -> bytes:
 
 
 def json_line(data: object) -> bytes:
-    """Return `data` as one line of JSON with its line end."""
+    """Return `data` as one line of JSON with a line end."""
     return f"{_encode(data).translate(_LINE_ENDS)}\n".encode()

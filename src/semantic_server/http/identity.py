@@ -57,7 +57,7 @@ def tenant_of(request: Request) -> str:
 
 
 def route_of(request: Request) -> str:
-    """Return the key by which a fleet routed the request; "" on a server outside a fleet."""
+    """Return the routing key that a fleet gave the request; "" on a server outside a fleet."""
     route: str = getattr(request.state, "route", "")
     return route
 
@@ -128,7 +128,7 @@ def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _session_of_user_id(body: Json) -> str | None:
-    """Return the session in `metadata.user_id`: in its JSON, or in old versions at its end."""
+    """Return the session in `metadata.user_id`: a member of JSON, or in old versions a suffix."""
     user_id = _object(body.get("metadata")).get("user_id")
     if not isinstance(user_id, str):
         return None
@@ -170,7 +170,7 @@ def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _opencode(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read OpenCode's identity. A subagent has a session of its own."""
+    """Read OpenCode's identity. A subagent has its own session."""
     del body
     if "x-correlation-id" in headers:
         return None
@@ -207,8 +207,8 @@ def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _shared_tag(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read a tag that a client sends with all conversations of a user, or with all that share a
-    prefix."""
+    """Read a tag that a client sends with all conversations of a user, or with all conversations
+    that share a prefix."""
     del headers
     user_id = _object(body.get("metadata")).get("user_id")
     tag = _first_tag(
@@ -262,7 +262,7 @@ def _agent_header(request: Request) -> str | None:
 
 
 def _header_text(value: str) -> str:
-    """Return a header value decoded as UTF-8, as bodies and paths are, or else as Latin-1."""
+    """Return a header value decoded as UTF-8, like bodies and paths, or else as Latin-1."""
     try:
         return value.encode("latin-1").decode()  # the raw bytes
     except UnicodeDecodeError:
@@ -348,8 +348,8 @@ def presented_keys(headers: Headers) -> list[str]:
 
 
 class ApiKeys:
-    """The API keys of a server, as digests, so that the log can never contain a key. Falsy without
-    keys: then every request belongs to the tenant ""."""
+    """The API keys of a server. Stores digests, so that the log can never contain a key. False
+    without keys: then every request belongs to the tenant ""."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._tenants = {_digest(key): tenant_name(key) for key in keys}

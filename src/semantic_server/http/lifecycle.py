@@ -60,7 +60,7 @@ class Lifecycle:
 
     @asynccontextmanager
     async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
-        """Run the ASGI lifespan, from the first probe until every agent is saved."""
+        """Run the ASGI lifespan: answer the first probes, and end once every agent is saved."""
         task = asyncio.create_task(self._load_model())
         task.add_done_callback(self._record_failure)
         looking = asyncio.create_task(self._look_at_memory())

@@ -58,7 +58,7 @@ class JsonLines(logging.Formatter):
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to the current `sys.stderr`, which a progress bar replaces temporarily."""
+    """Writes to the current `sys.stderr`, because a progress bar replaces that for a time."""
 
     def emit(self, record: logging.LogRecord) -> None:
         # Not `setStream`: it flushes the previous stream, even a closed one.
@@ -67,7 +67,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def configure_logs(form: Literal["text", "json"], level: str) -> None:
-    """Send the log of `semantic`, and warnings of uvicorn and asyncio, to stderr."""
+    """Send the log of `semantic`, and the warnings of uvicorn and asyncio, to stderr."""
     handler = StderrHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     ours = logging.getLogger("semantic")
@@ -83,7 +83,7 @@ def configure_logs(form: Literal["text", "json"], level: str) -> None:
 
 
 def is_not_duplicate(record: logging.LogRecord) -> bool:
-    """Filter: drop uvicorn's records of events that this server already logs or replies to."""
+    """Return False for uvicorn's records of events that this server itself logs or replies to."""
     known = ("Exception in ASGI application", "Invalid HTTP request", "ASGI callable returned")
     return not record.getMessage().startswith(known)
 
@@ -94,7 +94,7 @@ def _fields_of(record: logging.LogRecord) -> list[tuple[str, str | int | float |
 
 
 def _quoted(value: str | float | None) -> str:
-    """Return `value` as one word: quoted if it contains spaces or special characters."""
+    """Return `value` as one word, in quotes if it contains spaces or special characters."""
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
     plain = text.isprintable() and text and not any(mark in text for mark in ' "=')
     return text if plain else json.dumps(text, ensure_ascii=True)
@@ -217,7 +217,7 @@ class RequestLogMiddleware:
 
 
 def _method(scope: Scope) -> str:
-    """Return a known HTTP method, or "?", so that the log contains no text from clients."""
+    """Return a known HTTP method, or "?", because the log must not contain texts from clients."""
     known = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
     method: str = scope["method"]
     return method if method in known else "?"

@@ -1,5 +1,5 @@
-"""Metrics of answers, engines and stores for Prometheus. Names are vLLM's where the meaning is the
-same, `semantic_*` otherwise."""
+"""Metrics of answers, engines and stores for Prometheus. A metric has vLLM's name if vLLM has the
+same metric, else a name `semantic_*`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RESTORED: Final = ("memory", "disk", "remote")
 
 
 class Metrics(Observer):
-    """Prometheus metrics, each labelled with a model: `model` unless the server has several."""
+    """Prometheus metrics. Each has a model as a label: by default `model`."""
 
     def __init__(self, model: str, figures: Callable[[], Figures | None]) -> None:
         self.registry = CollectorRegistry()

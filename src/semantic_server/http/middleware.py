@@ -37,9 +37,8 @@ _STOPPING: Final = Problem(
 
 class ShutdownMiddleware:
     """Replies 503 to a request that a shutdown cancels before its response has started. Only a
-    shutdown cancels a request's task, once answers have had time to finish; `receive` reports a
-    disconnect without cancelling the task. A response that has started ends without its final
-    event."""
+    shutdown cancels a request's task, after the time for answers to finish; `receive` reports a
+    disconnect without cancelling the task. A started response ends without its final event."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -185,7 +184,7 @@ def _without_length(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes,
 class _DecodedBody:
     """A compressed request body, in decoded pieces of at most `_DECODED_STEP` bytes. "deflate"
     means zlib's format, or the bare deflate stream that some clients send. `receive` raises
-    WireError for data in neither format."""
+    WireError for data in any other format."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -367,7 +366,7 @@ _AUTHORITY: Final = re.compile(r"(\[(?P<address>[^][]+)\]|(?P<name>[^][:/?#@\\\s
 
 
 def host_of(authority: str) -> str | None:
-    """Return the host of a Host header, without port and brackets; None if malformed."""
+    """Return the host of a Host header, without port and brackets; None for a malformed header."""
     found = _AUTHORITY.fullmatch(authority)
     return None if found is None else (found["address"] or found["name"]).lower()
 

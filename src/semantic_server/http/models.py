@@ -1,6 +1,6 @@
 """/v1/models, /api/v0/models, /tokenize, /detokenize: the served models, names and tokenizers.
 /v1/models returns the fields of OpenAI's and Anthropic's clients, /api/v0/models returns LM
-Studio's; tokenization follows vLLM's routes."""
+Studio's fields; tokenization follows vLLM's routes."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | N
 
 
 def context_length(served: AnyModel) -> int:
-    """Return the most tokens that a prompt and its answer, or a text to embed, may have."""
+    """Return the limit on tokens of a prompt plus its answer, or of a text to embed."""
     return served.context_tokens if isinstance(served, ServedModel) else served.max_tokens
 
 
@@ -297,7 +297,7 @@ class Detokenized(BaseModel):
 
 
 def _body(*schemas: dict[str, object]) -> dict[str, object]:
-    """Return the OpenAPI description of a body that the route itself reads, in any of `schemas`."""
+    """Return the OpenAPI description of a JSON body that fits any of `schemas`."""
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

@@ -294,7 +294,7 @@ class _Viewer:
         )
 
     def changes(self) -> Changes:
-        """Return the changes since the last call; the first call returns all records."""
+        """Return the changes since the last call; the first call returns every record."""
         watch = self._context.watch
         spans = watch.recorder.spans(self.tenant, self._version)[-MOST_SPANS:]
         self._version = max([self._version, *(one.version for one in spans)])
@@ -369,7 +369,7 @@ class _Viewer:
 
 
 def _model_row(one: ModelStatus) -> ModelRow:
-    """Return the part of a model's row that tenants may see."""
+    """Return the fields of a model's row that tenants may see."""
     return ModelRow(
         id=one.served.id,
         parent=one.served.parent,
@@ -383,7 +383,7 @@ def _model_row(one: ModelStatus) -> ModelRow:
 def _add_load(
     row: ModelRow, one: ModelStatus, engine: EngineFigures | None, live: Sequence[LiveRequest]
 ) -> None:
-    """Add the load of all tenants' requests; `engine` is None for an unloaded model."""
+    """Add the load of all tenants' requests to `row`; `engine` is None for an unloaded model."""
     row.idle_for, row.running, row.waiting = one.idle_for, one.running, one.waiting
     row.tokens_per_second = sum(
         request.tokens_per_second or 0.0 for request in live if request.request.model == row.id

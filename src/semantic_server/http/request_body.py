@@ -1,5 +1,5 @@
-"""Request bodies: from bytes to a JSON object, and from JSON to an API's request type. Knows limits
-and JSON, not the meaning of any field."""
+"""Request bodies: converts bytes to a JSON object, and the object to an API's request type. Knows
+limits and JSON, not the meaning of any field."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ async def read_body(request: Request) -> AsyncIterator[bytes]:
 
 
 async def parse_offloaded(request: Request, data: bytes) -> dict[str, object]:
-    """Call `parse_object`, on a worker thread unless the body is small."""
+    """Call `parse_object`: for a large body on a worker thread, for a small body directly."""
     if len(data) < _OFFLOAD_BYTES:
         return parse_object(data)
     return await on_thread(request, parse_object, data)
@@ -167,7 +167,7 @@ async def parse_offloaded(request: Request, data: bytes) -> dict[str, object]:
 async def on_thread(
     request: Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call `function` on a worker thread that tenants share fairly, because bodies may be large."""
+    """Call `function` on a worker thread, as bodies may be large; tenants share threads fairly."""
     bodies: LargeBodies = request.app.state.bodies
     is_short = _size_of(request) < _OFFLOAD_BYTES
     tenant = getattr(request.state, "tenant", "")
@@ -213,7 +213,7 @@ def _with_whole_characters(data: bytes) -> bytes:
 
 
 class LazyAdapter(Generic[T]):
-    """A validator built at its first use, because building takes milliseconds."""
+    """A validator that builds itself at its first use, because building takes milliseconds."""
 
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind
@@ -233,8 +233,8 @@ async def read_as(adapter: TypeAdapter[T], request: Request) -> T:
 
 
 def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
-    """Validate `body` with `adapter`. Raises FieldError for the first wrong field. Of a union,
-    reports the deepest error in the branch that matched furthest."""
+    """Validate `body` with `adapter`. Raises FieldError for the first wrong field. In a union,
+    reports the deepest error of the branch that matched furthest."""
     try:
         return adapter.validate_python(body)
     except ValidationError as error:
@@ -344,8 +344,8 @@ def described(
     body: str,
     stream: str | None = None,
 ) -> dict[str, object]:
-    """Return the OpenAPI description of a route that reads its own body. `body` is its description,
-    `required` and `more` have schemas of its fields. `stream` is the media type of streams."""
+    """Return the OpenAPI description of a route that reads its own body. `body` describes the body;
+    `required` and `more` have schemas of its fields. `stream` is the media type of a stream."""
     schema = {
         "type": "object",
         "description": body,

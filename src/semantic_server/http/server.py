@@ -43,8 +43,8 @@ _OPEN_FACTOR: Final = 4
 
 
 class HttpServer(uvicorn.Server):
-    """A server that shuts down gracefully on the first signal, and exits at once on the second. The
-    second signal costs only the computation since the last save: the store is crash-safe."""
+    """A server that shuts down gracefully on the first signal and exits at once on the second
+    signal. This exit costs only the computation since the last save: the store is crash-safe."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None]) -> None:
         context: ServerContext = app.state.context
@@ -64,7 +64,7 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal, between two instructions of the main thread."""
+        """Handle a signal. Python calls this method between two instructions of the main thread."""
         del sig, frame
         if self.should_exit:
             os._exit(KILLED_EXIT_CODE)
@@ -72,7 +72,7 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Handle SIGINT and SIGTERM, and without nohup SIGHUP, which a closed terminal sends."""
+        """Handle SIGINT, SIGTERM and (without nohup) SIGHUP, which a closed terminal sends."""
         with super().capture_signals():
             in_main = threading.current_thread() is threading.main_thread()
             if not in_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -141,7 +141,7 @@ def _config(
 
 
 def _limits(settings: ServerSettings) -> ConnectionLimits:
-    """Return the configured number of connections, within the limit on open files."""
+    """Return the limits on connections: the settings, lowered to fit the limit on open files."""
     configured = settings.max_connections
     most_open = connections_within_file_limit(configured * _OPEN_FACTOR)
     most = min(configured, max(1, most_open // 2))

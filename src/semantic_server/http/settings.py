@@ -69,7 +69,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
     )
     @classmethod
     def _split_commas(cls, given: object) -> object:
-        """Split a text at commas, as an environment variable encodes a list."""
+        """Split a text at commas, because an environment variable separates a list by commas."""
         if isinstance(given, str):
             return tuple(part.strip() for part in given.split(",") if part.strip())
         return given
@@ -183,7 +183,7 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
     defaults.
 
     `flags` has values by field name. Without `file`, reads the user's default file if it exists.
-    Raises InvalidRequestError with the setting, its origin and the expected value.
+    Raises InvalidRequestError, which names the setting, its origin and the expected value.
     """
     path = default_file() if file is None else file
     environment = _without_empty(EnvSettingsSource(ServerSettings)())
@@ -223,7 +223,7 @@ def _require_one_tenant_for_events(settings: ServerSettings) -> None:
 
 def _require_operators_apart(settings: ServerSettings) -> None:
     """Refuse operators' keys without tenants' keys, because the server would then allow any
-    request. Refuse a key that is both an operator's and a tenant's."""
+    request. Refuse a key that an operator and a tenant share."""
     if settings.operator_keys and not settings.api_keys:
         raise InvalidRequestError("operator_keys: expected api_keys too, got none")
     if {*settings.operator_keys} & {*settings.api_keys}:
@@ -302,7 +302,7 @@ def _with_keys_of_file(settings: ServerSettings, name: str, path: Path) -> Serve
 
 
 def _first_problem(error: ValidationError, origins: Mapping[str, str]) -> str:
-    """Return a line with the setting, its origin and the expected value, not the given value."""
+    """Return a line with the setting, its origin and the expected value; omits the given value."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     message = message.replace("Input should be", "expected")

@@ -133,7 +133,7 @@ def complete_blocks(text: str) -> tuple[str, str]:
 
 
 def answer_writer() -> AnswerWriter:
-    """Return the writer for stdout: for Markdown on a terminal that can move its cursor."""
+    """Return the writer for stdout: Markdown if stdout is a terminal that can move the cursor."""
     if not sys.stdout.isatty():
         return PlainWriter()
     from rich.console import Console

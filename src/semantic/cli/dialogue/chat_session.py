@@ -1,5 +1,5 @@
-"""ChatSession: the conversation with one agent, driven by lines of input. A line is a message or a
-command. Knows the library's engine, but not where lines come from."""
+"""ChatSession: the conversation with one agent. Each line of input is a message or a command. Knows
+the library's engine, but not where lines come from."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ChatSession:
             self._stream.cancel()
 
     def begin(self, system: str | None, *, new: bool) -> None:
-        """Continue the agent's stored conversation, unless `new`, and show its last answer on a
+        """Continue the agent's stored conversation, unless `new`, and show the last answer on a
         terminal. Without a stored conversation, begin one with the system message `system`. Raises
         InvalidRequestError if the stored conversation began with another system message."""
         if new:
@@ -155,7 +155,7 @@ class ChatSession:
         write(f"{len(messages)} messages in {path}\n")
 
     def _usage(self) -> Iterator[str]:
-        """Yield the size of the agent's cache, the cost of its last turn, and the store's size."""
+        """Yield the size of the agent's cache, the cost of the last turn, and the store's size."""
         name = show_name(self._agent.name)
         try:
             summary = self._agent.info().summary

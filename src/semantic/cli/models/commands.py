@@ -1,4 +1,4 @@
-"""`semantic models`: lists, shows, downloads and deletes models, and gives them short names."""
+"""`semantic models`: lists, shows, downloads and deletes models, and gives models short names."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def _where(place: Place) -> str:
 
 
 def _forms(found: ModelDescription) -> str:
-    """Return the forms of caches as text: 24 window of 1024 + 4 full."""
+    """Return the kinds of layers' caches as text, such as "24 window of 1024 + 4 full"."""
     texts = [
         f"{form.layers} {form.kind}{f' of {form.window}' if form.window else ''}"
         for form in found.forms

@@ -1,5 +1,5 @@
-"""Facts about a model that is not loaded: its files, its caches, and how many of its agents this
-machine can hold. Knows the package's model, folders and the hub; prints nothing."""
+"""Facts about a model that is not loaded: its files, its caches, and how many agents of the model
+fit on this machine. Knows the package's model, folders and the hub; prints nothing."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Help and completions that a shell shows before a command runs."""
+"""Help and completions, which a shell shows before a command runs."""

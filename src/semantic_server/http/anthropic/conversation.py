@@ -31,12 +31,12 @@ _TEXT: Final = "semantic.text."
 
 
 def signature_of(thought: str) -> str:
-    """Return the deterministic signature of a thinking block whose text the reply contains."""
+    """Return the signature, always the same, of a thinking block whose text the reply contains."""
     return _SEAL + _encoded(hashlib.sha256(_utf8(thought)).digest())
 
 
 def signature_with_text(thought: str) -> str:
-    """Return a signature that contains the text of a thinking block, which the reply omits."""
+    """Return a signature that contains the text of a thinking block; the reply omits that text."""
     return _TEXT + _encoded(_utf8(thought))
 
 
@@ -240,7 +240,7 @@ def _content(message: Mapping[str, object], path: str) -> Sequence[object]:
 
 
 def _as_blocks(content: object, path: str) -> Sequence[object]:
-    """Return content as blocks; a text becomes one block. Raises FieldError."""
+    """Return `content` as a list of blocks; a text becomes one block. Raises FieldError."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -249,7 +249,7 @@ def _as_blocks(content: object, path: str) -> Sequence[object]:
 
 
 def _without_billing(text: str) -> str:
-    """Return `text` without the leading line that identifies client and version."""
+    """Return `text` without a first line that identifies client and version for billing."""
     if not text.startswith(_BILLING):
         return text
     return text.partition("\n")[2].lstrip("\n")
@@ -301,7 +301,7 @@ def _with_schema(given: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def read_choice(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
-    """Return the tool choice, and whether it allows parallel calls. Raises FieldError."""
+    """Return the tool choice, and whether the request allows parallel calls. Raises FieldError."""
     if choice is None:
         return ToolChoice(), True
     if choice["type"] == "none":

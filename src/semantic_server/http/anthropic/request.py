@@ -1,5 +1,5 @@
 """Requests of POST /v1/messages: the top-level fields, translated to the domain's types. A test
-compares the table of fields with the SDK's own. Decides nothing about models. Knows no HTTP."""
+compares the table of fields with the SDK's fields. Decides nothing about models. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ _EFFORTS: Final = {"xhigh": "high", "max": "high"}
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
     """A parsed request for a message. `max_tokens` is 0 to compute only the prompt.
-    `thinking_tokens` is the thinking budget; or None. With `omit_thinking`, thinking blocks have no
+    `thinking_tokens` is the thinking budget or None. With `omit_thinking`, thinking blocks have no
     text. With `report_context_edits`, the reply lists the applied context edits."""
 
     chat: Chat

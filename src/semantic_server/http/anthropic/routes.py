@@ -143,7 +143,7 @@ class MessageWriter:
         }
 
     def write(self, event: AnswerEvent) -> list[Json]:
-        """Return the events to send for `event`, each with its name at "type". Raises WireError."""
+        """Return the events to send for `event`, each with its name in "type". Raises WireError."""
         match event:
             case AnswerStarted():
                 self._message["usage"] = usage_at_start(event.prompt_tokens)
@@ -277,7 +277,7 @@ def _empty(block: _Block) -> Json:
 
 
 def usage_at_start(prompt_tokens: int) -> dict[str, object]:
-    """Return the usage for the first event; only the last event can report the cached tokens."""
+    """Return the usage for the first event; only the last event has the number of cached tokens."""
     return _usage(prompt_tokens, read=0, created=0, output=0, thinking=0)
 
 

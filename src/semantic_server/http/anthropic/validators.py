@@ -1,4 +1,4 @@
-"""Validators of Anthropic's own request types, built on first use. Knows types only."""
+"""Validators of Anthropic's own request types, built on first use. Knows only these types."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Validators:
 
 @cache
 def validators() -> Validators:
-    """Return all validators; the first call takes milliseconds to build them."""
+    """Return all validators; builds them in the first call, which takes milliseconds."""
     return Validators(
         create=_strict(MessageBody),
         count=_strict(MessageCountTokensParams),

@@ -103,8 +103,8 @@ class ReplyWriter:
         *,
         messages: tuple[Message, ...] = (),
     ) -> None:
-        """`model` is the name in the request. The last part of /api/generate has the context of
-        `messages` and the answer, unless `messages` is empty."""
+        """`model` is the name in the request. The last part of /api/generate has a `context` made
+        of `messages` and the answer, unless `messages` is empty."""
         self._route: Route = route
         self._model = model
         self._clock = clock
@@ -161,11 +161,11 @@ class ReplyWriter:
         return found
 
     def loaded(self, reason: LoadReason) -> Json:
-        """Return the reply to a request without a prompt, which loads or unloads the model."""
+        """Return the reply to a request without a prompt, which loaded or unloaded the model."""
         return {**self._head(), **self._content(""), "done_reason": reason, "done": True}
 
     def idle(self) -> Json:
-        """Return a part without content, which keeps the connection alive."""
+        """Return an empty part, which keeps the connection alive."""
         return {**self._head(), **self._content(""), "done": False}
 
     def _end_call(self, *, cut: bool) -> list[Json]:
@@ -243,7 +243,7 @@ Parse = Callable[[Mapping[str, object], ServedModel, Caller], OllamaRequest]
 
 
 def _described(required: str, optional: str) -> dict[str, object]:
-    """Return the OpenAPI description of a route, whose body may have the field `optional`."""
+    """Return the OpenAPI description of a route with the body fields `required` and `optional`."""
     return described(
         {required: {"type": "string"}},
         {optional: {}, "stream": {"type": "boolean"}},

@@ -155,7 +155,7 @@ def _succeeded(*, stream: bool) -> Response:
 
 
 def _may_fetch(request: Request, hub_id: str, unknown: ModelNotFoundError) -> ModelsPort:
-    """Return the port that fetches models. Raises WireError unless the operator allows `hub_id`."""
+    """Return the port that fetches models. Raises WireError if the operator forbids `hub_id`."""
     models, settings = context_of(request).models, settings_of(request)
     if models is None or not settings.allow_pull:
         raise WireError(
@@ -232,7 +232,7 @@ async def refuse(request: Request) -> Response:
 
 
 def _name(body: Mapping[str, object], table: Mapping[str, Field]) -> object:
-    """Return the model that a body names in `model`, or as older clients do in `name`."""
+    """Return the model's name in a body: `model`, or for older clients `name`."""
     known = fields_of(body, table, {}, warnings)
     return known.get("model") or known.get("name")
 
@@ -304,7 +304,7 @@ def _parameters(sampling: SamplingParams) -> Iterator[str]:
 
 
 def in_short(count: int) -> str:
-    """Return a number of parameters in short: 3.7M, 8.0B, 137M."""
+    """Return a count of parameters as a short text: 3.7M, 8.0B, 137M."""
     for unit, letter in _UNITS:
         if count >= unit:
             value = count / unit

@@ -1,5 +1,5 @@
 """Request fields of Ollama's API, and readers of the fields that its routes share: `options`,
-`keep_alive`, `think`, `format` and log-probabilities. A test compares the tables with the fields of
+`keep_alive`, `think`, `format` and log-probabilities. A test compares the field tables with
 Ollama's own client. Sampling parameters start from the served model's defaults. Knows no messages.
 """
 
@@ -201,7 +201,7 @@ _logprobs: Final = LazyAdapter(_Logprobs)
 
 
 def read_options(value: object, model: ServedModel) -> Options:
-    """Read `options`. Raises FieldError for a member that the server cannot honour."""
+    """Read `options`. Raises FieldError for an option that the server cannot obey."""
     given = object_at(_OPTIONS, {} if value is None else value)
     given = {name: _whole(one) for name, one in given.items()}
     known = fields_of(given, OPTION_FIELDS, {}, warnings, f"{_OPTIONS}.")
@@ -245,7 +245,7 @@ def _renamed(numbers: _Numbers) -> CompletionBody:
 
 
 def _with_window(sampling: SamplingParams, numbers: _Numbers, model: ServedModel) -> SamplingParams:
-    """Return `sampling` with the number of last tokens that `repeat_penalty` covers."""
+    """Return `sampling` with `repeat_penalty` limited to the given number of last tokens."""
     window = numbers.get("repeat_last_n")
     if window is None:
         return sampling
@@ -263,7 +263,7 @@ def _max_tokens(numbers: _Numbers, model: ServedModel) -> int | None:
 
 def read_keep_alive(value: object) -> float | None:
     """Read `keep_alive`: the seconds that the model stays loaded after the request. Returns None if
-    the field is missing, and infinity for a negative value or for decades. Raises FieldError."""
+    the field is missing, and infinity for a negative or very long time. Raises FieldError."""
     if value is None:
         return None
     seconds = _duration(value) if isinstance(value, str) else value
@@ -289,8 +289,8 @@ def _duration(text: str) -> float | None:
 
 
 def read_think(value: object) -> tuple[dict[str, object], int | None]:
-    """Return the template's options and the thinking budget in `think`. Raises FieldError for
-    anything but true, false and an effort."""
+    """Return the template options and the thinking budget that `think` asks for. Raises FieldError
+    for anything but true, false and an effort."""
     if value is None:
         return {}, None
     if value is False:

@@ -155,7 +155,7 @@ def read_tools(value: object) -> tuple[Tool, ...]:
 
 
 def _function(tool: Mapping[str, object]) -> dict[str, object]:
-    """Return `tool` as in OpenAI's APIs: of type function by default, without nulls."""
+    """Return `tool` in the form of OpenAI's APIs: by default of type function, without nulls."""
     given = {name: value for name, value in tool.items() if value is not None}
     return {"type": "function", **given}
 

@@ -71,7 +71,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class FunctionDelta(TypedDict, total=False):
-    """A piece of a function call: its name once, then its arguments in fragments."""
+    """A piece of a function call. The first piece has the name; each piece has more arguments."""
 
     name: str
     arguments: str
@@ -95,7 +95,7 @@ class CallDelta(TypedDict, total=False):
 
 
 class MessageDelta(TypedDict, total=False):
-    """A chunk's addition to a message. Reasoning is under both names that clients may read."""
+    """A chunk's addition to a message. Reasoning has two names, as clients read either."""
 
     role: Literal["assistant"]
     content: str
@@ -323,7 +323,7 @@ def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller)
 
 
 def conversation_of(body: Mapping[str, object]) -> Chat:
-    """Return a body's conversation; requires only `messages`. Raises InvalidRequestError."""
+    """Return the conversation in `body`; needs only `messages`. Raises InvalidRequestError."""
     known = known_fields(body, CHAT_FIELDS)
     return _chat(validated(chat_adapter(), {"model": "", **without_elements(known)}), known)
 

@@ -56,8 +56,8 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(slots=True)
 class LegacyLogprobs:
-    """Log-probabilities as four lists with one entry per token. The first token of a prompt has
-    None. `text_offset` is the position of a token in the choice's text, in characters."""
+    """Log-probabilities as four lists with one entry per token, None for a prompt's first token.
+    `text_offset` is the position of a token in the choice's text, in characters."""
 
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
@@ -217,7 +217,7 @@ async def _logprobs(
 
 def _by_text(logprob: TokenLogprob, texts: Mapping[int, str]) -> dict[str, float]:
     """Map the text of each of the likeliest tokens and of the actual token to its log-probability.
-    Of two tokens with the same text, the higher log-probability counts."""
+    If two tokens have the same text, the higher log-probability counts."""
     found: dict[str, float] = {}
     for token, value in (*logprob.top, (logprob.token, logprob.logprob)):
         text = texts[token]

@@ -190,7 +190,7 @@ def _part(path: str, value: object) -> str | tuple[str, Attachment]:
 
 
 def _reasoning(path: str, message: Mapping[str, object]) -> str:
-    """Return an assistant message's reasoning, under either of the two names that replies use."""
+    """Return an assistant message's reasoning, from either of the two fields that replies use."""
     given = (_text(path, message, name) for name in _REASONING_FIELDS)
     return next(filter(None, given), "")
 

@@ -59,7 +59,7 @@ def finite(logprob: float) -> float:
 async def texts_of(
     serving: ServingPort, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
 ) -> Mapping[int, str]:
-    """Return the text of each token in `tokens` and in `logprobs`, by token id."""
+    """Return texts by token id, for all `tokens` and all tokens in `logprobs`."""
     ids = set(tokens)
     for one in logprobs:
         if one is not None:
@@ -209,7 +209,7 @@ class UsageSum:
 
 
 def usage_object(usage: Usage) -> Json:
-    """Return the member `usage` of replies and last chunks."""
+    """Return the member `usage` of a reply or a last chunk."""
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
@@ -239,7 +239,7 @@ class Delta(Protocol):
 
     @property
     def usage(self) -> Usage | None:
-        """The usage of the choice; None before its end."""
+        """The usage of the choice; None before the choice's end."""
 
     def as_object(self) -> Json:
         """Return this delta as a member of a chunk's `choices`."""
@@ -356,7 +356,7 @@ def _fingerprint(model_id: str) -> str:
 
 
 def _version(package: str) -> str:
-    """Return the installed version; "none" for a package that runs from its source."""
+    """Return the version of an installed package; "none" if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -237,8 +237,8 @@ _FORMS: Final[dict[str, Callable[[str, object], AnswerFormat]]] = {
 def sampling_of(
     body: ChatBody | CompletionBody | ResponseBody, stop: object, model: ServedModel
 ) -> SamplingParams:
-    """Return the sampling parameters of `body` and of its unvalidated field `stop`; `model`
-    supplies the defaults. Raises FieldError for a value out of range."""
+    """Return the sampling parameters in `body`, and in its field `stop`, which is not validated
+    yet; `model` supplies the defaults. Raises FieldError for a value out of range."""
     usual = model.sampling
     sampling = replace(
         usual,
@@ -336,8 +336,8 @@ class StreamOptions:
 
 
 def stream_options(body: Mapping[str, object], *, force_usage: bool) -> StreamOptions:
-    """Return the options in a body with validated types; with `force_usage`, usage has its own
-    chunk. Raises FieldError for stream options without a stream."""
+    """Return the stream options in a body with validated types. With `force_usage`, the stream ends
+    with a usage chunk. Raises FieldError for stream options without a stream."""
     stream = body.get("stream") is True
     value = body.get("stream_options")
     if value is None:

@@ -38,7 +38,7 @@ _STRICT: Final = ConfigDict(strict=True)
 
 
 class Extensions(TypedDict, total=False):
-    """Fields outside of OpenAI's API that every body may have."""
+    """Fields outside of OpenAI's API that the bodies of all routes may have."""
 
     stream: bool
     agent_id: str

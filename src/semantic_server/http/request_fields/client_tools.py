@@ -123,7 +123,7 @@ ANTHROPIC_TOOLS: Final = {
 
 
 def custom_tool(name: str, description: str, expected: str) -> Tool:
-    """Return a custom tool; `expected` tells the model the form of its input."""
+    """Return a custom tool; `expected` describes the form of the tool's input for the model."""
     found = _tool(CUSTOM, description, "input", input=_described(_TEXT, expected))
     return replace(found, name=name)
 
@@ -138,14 +138,14 @@ def custom_call(call_id: str, arguments: str) -> tuple[str, str]:
 
 
 def written_call(call_id: str, name: str, text: str) -> ToolCall:
-    """Return the model's text of the call, except for white space: the inverse of `custom_call`."""
+    """Return the call as the model wrote it, apart from white space. Inverts `custom_call`."""
     if call_id.endswith(_AS_WRITTEN):
         return ToolCall(written_id(call_id), name, text)
     return ToolCall(call_id, name, json.dumps({"input": text}, ensure_ascii=False))
 
 
 def written_id(call_id: str) -> str:
-    """Return the model's own id of the call that its client knows as `call_id`."""
+    """Return the id that the model gave a call; `call_id` is the call's id for the client."""
     return call_id.removesuffix(_AS_WRITTEN)
 
 

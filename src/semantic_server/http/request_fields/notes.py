@@ -37,7 +37,7 @@ _SAID: Final = (
 
 
 def picture(source: str) -> tuple[str, Attachment]:
-    """Return the note and attachment of a picture: base64, a data URL, another URL, or a name."""
+    """Return note and attachment for a picture, given as base64, data URL, other URL or name."""
     found = _DATA_URL.match(source[:200])
     data = source if found is None else source[found.end() :]
     head = _decoded(data[: _HEAD * 4 // 3])
@@ -49,7 +49,7 @@ def picture(source: str) -> tuple[str, Attachment]:
 
 
 def attachment(kind: str, name: str, data: str) -> tuple[str, Attachment]:
-    """Return the note and attachment of a sound or document; `data` is base64, a URL or an id."""
+    """Return note and attachment for a sound or document; `data` is base64, a URL or an id."""
     found = _DATA_URL.match(data[:200])
     if found is not None:
         name, data = name or found["type"] or "", data[found.end() :]
@@ -58,7 +58,7 @@ def attachment(kind: str, name: str, data: str) -> tuple[str, Attachment]:
 
 
 def file_note(file: Mapping[str, object]) -> tuple[str, Attachment]:
-    """Return the note and attachment of a file, named and encoded as in OpenAI's APIs."""
+    """Return note and attachment for a file with OpenAI's names and encoding."""
     fields = ("file_data", "file_url", "file_id")
     data = next((one for one in map(file.get, fields) if isinstance(one, str)), "")
     return attachment("document", str(file.get("filename", "")), data)
@@ -77,7 +77,7 @@ def _note(what: str, data: str) -> tuple[str, Attachment]:
 
 
 def _decoded(data: str) -> bytes | None:
-    """Return the first bytes of base64 text; None if the text is something else, such as an id."""
+    """Return the first bytes that base64 text encodes; None for other text, such as an id."""
     if len(data) < _SHORTEST:
         return None
     try:

@@ -249,7 +249,7 @@ def name_at(path: str, given: Mapping[str, object]) -> str:
 def validated_by_type(
     path: str, adapters: Mapping[str, LazyAdapter[T]], element: Mapping[str, object]
 ) -> T:
-    """Validate `element` with the adapter that its member `type` names. Raises FieldError."""
+    """Validate `element` with the adapter for its member `type`. Raises FieldError."""
     kind = element.get("type")
     if not isinstance(kind, str) or kind not in adapters:
         at = f"{path}.type"
@@ -283,7 +283,7 @@ _members: Final = LazyAdapter(_Members)
 
 
 class OwnField(NamedTuple):
-    """The agent's hints about itself; `keep` is False if nothing may stay after the request."""
+    """The agent's hints about itself; `keep` is False if the server must store nothing."""
 
     keep: bool
     hints: Hints

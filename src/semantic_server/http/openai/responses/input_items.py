@@ -231,7 +231,7 @@ class _Reader:
         self.messages.add(Message("tool", content, tool_call_id=_call_id(item)))
 
     def found_tools(self, item: _Item) -> None:
-        """Add the names of the found tools, which `input_of` has loaded."""
+        """Add the names of the tools that a tool search found; `input_of` has loaded the tools."""
         found = list_at(f"{item.path}.tools", item.fields.get("tools"))
         names = [tool.get("name", tool.get("type")) for tool in found if isinstance(tool, dict)]
         content = _json({"tools": names})
@@ -270,7 +270,7 @@ _LOADING: Final = frozenset({"additional_tools", "tool_search_output"})
 
 
 def _reasoning_text(path: str, fields: Json) -> str:
-    """Return the first non-empty text among content, encrypted content and summary."""
+    """Return the first non-empty text of: content, encrypted content, summary."""
     content = _text_of(f"{path}.content", fields.get("content", []))
     encrypted = text_at(f"{path}.encrypted_content", fields.get("encrypted_content", ""))
     return content or decoded_reasoning(encrypted) or _text_of(f"{path}.summary", fields["summary"])

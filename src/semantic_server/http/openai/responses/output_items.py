@@ -280,8 +280,7 @@ class ClientCallItem:
         return [_added(call.index, begun), *events, _done(call.index, item)]
 
     def as_object(self, status: Status) -> Json:
-        """Return the item so far: a function call if the arguments do not fit the tool's own
-        form.
+        """Return the item so far; a function call if the arguments do not fit the tool's form.
         """
         item = self.call.as_object(status)
         arguments = str(item["arguments"])
@@ -326,6 +325,6 @@ def _reasoning_part(text: str) -> Json:
 
 
 def _logprob(one: ChatTokenLogprob) -> Json:
-    """Convert to this API's shape: `bytes` is [] for a part of a character, not null."""
+    """Convert to this API's form, where `bytes` is [] instead of null for a part of a character."""
     top = [{**other, "bytes": other["bytes"] or []} for other in one["top_logprobs"]]
     return {**one, "bytes": one["bytes"] or [], "top_logprobs": top}

@@ -53,7 +53,7 @@ class ResponseGoneError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A conversation up to a response, its last agent, and the newest tool of each name."""
+    """A conversation up to a response, its last agent, and the newest version of each tool."""
 
     messages: tuple[Message, ...]
     agent: str
@@ -61,8 +61,8 @@ class History:
 
 
 def history_of(responses: ResponsesPort, tenant: str, response_id: str) -> History:
-    """Return the history up to and including the response `response_id`. Raises ResponseGoneError
-    if the store lacks a response of the chain, and StoreError if the read fails."""
+    """Return the history that ends with the response `response_id`. Raises ResponseGoneError if the
+    store lacks a response of the chain, and StoreError if the read fails."""
     chain = _chain(responses, tenant, response_id)
     tools = {tool.name: tool for one in chain for tool in one.tools}
     messages = [message for one in chain for message in (*one.input, *one.output)]
@@ -317,7 +317,7 @@ def _history(store: ResponsesPort, tenant: str, previous: str) -> History:
 def _messages(
     instructions: str | None, history: History | None, own_input: ResponseInput
 ) -> tuple[Message, ...]:
-    """Return the whole conversation. The instructions of previous requests do not carry over."""
+    """Return the whole conversation. Omits the instructions of previous requests."""
     system = () if instructions is None else (Message("system", instructions),)
     previous = () if history is None else history.messages
     conversation = (*previous, *own_input.messages)

@@ -73,7 +73,7 @@ class ResponseReply:
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream; an error is the last event. The heartbeat is an event of
-        the response, because some clients accept only events with data as a sign of life."""
+        the response, because some clients ignore heartbeats without data."""
         seconds = settings_of(request).keep_alive
         try:
             async with aclosing(

@@ -42,7 +42,7 @@ async def put_response(
 
 
 async def get_response(request: Request, response_id: str) -> StoredResponse:
-    """Return the tenant's response with this id. Raises WireError if there is none."""
+    """Return the tenant's response with this id. Raises WireError for an unknown id."""
     store, tenant = store_of(request), tenant_of(request)
     with store_errors():
         found = await on_thread(request, store.get, tenant, response_id)
@@ -52,7 +52,7 @@ async def get_response(request: Request, response_id: str) -> StoredResponse:
 
 
 async def delete_response(request: Request, response_id: str) -> None:
-    """Delete the tenant's response with this id. Raises WireError if there is none."""
+    """Delete the tenant's response with this id. Raises WireError for an unknown id."""
     store, tenant = store_of(request), tenant_of(request)
     with store_errors():
         deleted = await on_thread(request, store.delete, tenant, response_id)
@@ -144,7 +144,7 @@ def _items(response: StoredResponse) -> list[Json]:
 
 
 def _items_of(message: Message) -> Sequence[tuple[str, Json]]:
-    """Return the items in `message`, each with the prefix of its id."""
+    """Return the items of `message`, each as a pair: the prefix of its id, and the item."""
     if message.role == "tool":
         output: Json = {"call_id": message.tool_call_id, "output": message.content}
         return [("fco", {"type": "function_call_output", **output})]

@@ -74,7 +74,7 @@ class ToolSet:
         return tuple(self._tools[self._add(one)] for one in _functions(path, value))
 
     def add_previous(self, tools: Sequence[Tool]) -> None:
-        """Add the tools of previous responses, unless a present tool has the same name."""
+        """Add the tools of previous responses, except those with the name of a present tool."""
         for tool in tools:
             if tool.name not in self._tools:
                 self._tools[tool.name] = tool
@@ -85,11 +85,11 @@ class ToolSet:
         return next((known for known, one in self._names.items() if one == name), name.name)
 
     def client_name(self, model_name: str) -> FunctionName:
-        """Return the function that the model knows as `model_name`; inverts `model_name()`."""
+        """Return the client's name for the function `model_name`; inverts `model_name()`."""
         return self._names.get(model_name, FunctionName(model_name))
 
     def kind_of(self, model_name: str) -> str:
-        """Return the type of the tool that the model knows as `model_name`."""
+        """Return the type of the tool whose name for the model is `model_name`."""
         tool = self._tools.get(model_name)
         return "function" if tool is None else tool.kind
 
@@ -109,8 +109,8 @@ class ToolSet:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A function; `path` is the path of its name. `reply_tool` is the reply's tool that contains
-    the function; in a namespace only the first function has a `reply_tool`."""
+    """A function; `path` is where the request names the function. `reply_tool` is the reply's tool
+    with this function; of a namespace, only the first function has a `reply_tool`."""
 
     path: str
     name: FunctionName
@@ -139,7 +139,7 @@ def _functions(path: str, value: object, namespace: str | None = None) -> list[_
 
 
 def _is_local(tool: Json) -> bool:
-    """Return False for a shell in one of OpenAI's containers, which no client runs."""
+    """Return whether the client runs the shell `tool`, rather than a container of OpenAI."""
     environment = tool.get("environment")
     return not isinstance(environment, dict) or environment.get("type") == "local"
 

@@ -1,6 +1,5 @@
 """Converts the events of an answer to the events of a response, and to the response object. A reply
-without a stream is the object in the last event, so stream and reply cannot differ. Knows no
-HTTP."""
+without a stream is the object in the last event, so stream and reply agree. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -205,7 +204,7 @@ class ResponseWriter:
 
 
 def error_event(problem: Problem) -> Json:
-    """Return the event that ends a stream with an error before there is a response."""
+    """Return the event that ends a stream with an error, for errors before the response exists."""
     return {"type": "error", **_error(problem), "param": problem.param}
 
 
@@ -221,7 +220,7 @@ def _code(problem: Problem) -> str:
 
 
 def _message(problem: Problem) -> str:
-    """Return the message of the corresponding HTTP error: clients match some of these messages."""
+    """Return the message of the same error over HTTP: clients match some of these messages."""
     error = openai_error(problem)["error"]
     return str(error["message"]) if isinstance(error, dict) else problem.message
 
