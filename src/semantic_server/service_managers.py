@@ -92,7 +92,7 @@ class HostPort(Protocol):
         """Run a program until it ends; a missing program yields exit code 127."""
 
     def pause(self) -> None:
-        """Wait for a moment."""
+        """Wait for a moment between two looks at the manager's state."""
 
 
 _NOT_FOUND = 127

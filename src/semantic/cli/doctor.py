@@ -142,7 +142,7 @@ def check_device() -> Finding:
 
 
 def check_memory() -> Finding:
-    """Report the memory for a server's process. Raises OperatorError if MLX is not usable."""
+    """Report the memory that a server's process may use. Raises OperatorError if MLX fails."""
     device = read_device()
     promise = show_bytes(default_process_bytes(device))
     free = show_bytes(device.free_bytes)

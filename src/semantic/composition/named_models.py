@@ -138,7 +138,7 @@ def describe_model(
     folder: Path, weights_bytes: int | None = None, adapter: Path | None = None
 ) -> ModelDescription:
     """Return the memory needs of the model in `folder` without loading weights; see
-    `description.describe`. Raises the same errors, plus OperatorError if MLX is not usable."""
+    `description.describe`. Raises its errors, plus OperatorError if MLX is not usable."""
     mlx_provider()
     from semantic.adapters.mlx.model.description import describe
 

@@ -36,7 +36,7 @@ _MOST: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSlot:
-    """A slot. `name` is unique on this machine; `folder` is for the store and need not exist."""
+    """A slot. `name` is unique on this machine; `folder` is for the store, and may be missing."""
 
     name: str
     folder: Path

@@ -35,7 +35,7 @@ _MOST_PHASES: Final = 64
 @dataclass(slots=True, eq=False)
 class Span:
     """A request on the time line: each phase with the Unix time of its start, in order. `end` is
-    None while the request runs. `version` numbers its last change; all spans share one count."""
+    None while the request runs. `version` is the number of its last change among all changes."""
 
     uid: str
     agent: str

@@ -239,7 +239,7 @@ async def show_as_lm_studio(request: Request, model_id: str) -> LmStudioModel:
 
 
 def is_loaded(status: ModelStatus | None) -> bool:
-    """Return whether a model with this state is in memory; None means always loaded."""
+    """Return whether the model is in memory; `status` is None for a model that never unloads."""
     return status is None or status.state == "loaded"
 
 

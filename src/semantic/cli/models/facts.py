@@ -93,7 +93,7 @@ class ModelFacts:
 
 
 def local_models(folders: Sequence[Path], pool_bytes: int | None) -> Iterator[ModelFacts]:
-    """Yield facts of the package's model and models in the hub's cache, `folders` and aliases."""
+    """Yield facts of the package's model, and of models in the hub's cache, folders and aliases."""
     names = aliases_of_models()
     for place in _local_places(folders, names):
         yield facts_of(place, names, pool_bytes)
