@@ -6,7 +6,7 @@
     Nice to meet you, Ada.
 
 `__all__` lists the public names. The first use of a name imports it: a command that only prints its
-help imports nothing.
+help imports no public name.
 """
 
 from __future__ import annotations

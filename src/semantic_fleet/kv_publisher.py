@@ -239,7 +239,7 @@ class KVPublisher:
             self._wakes.send(b"\0")
 
     def _bound(self, kind: int, endpoint: str, most_unread: int) -> zmq.Socket[bytes]:
-        """Return a socket that queues `most_unread` messages for a slow reader, then drops some."""
+        """Return a socket that drops messages for a reader with `most_unread` unread messages."""
         found = self._context.socket(kind)
         found.setsockopt(zmq.MAXMSGSIZE, _LONGEST_REQUEST)
         found.setsockopt(zmq.SNDHWM, most_unread)

@@ -194,7 +194,7 @@ EVERY_AGENT: Final = AgentFilter()
 
 class AgentsPort(Protocol):
     """The agents of the served model. Any number of tasks of one event loop may call its methods.
-    These raise AgentNotFoundError if the tenant has no such agent or no tenant has the given id."""
+    Methods raise AgentNotFoundError for an unknown agent of the tenant or an unknown tenant id."""
 
     def id_of(self, tenant: str) -> TenantId:
         """Return the id that operators use for `tenant`. Thread-safe."""

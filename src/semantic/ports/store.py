@@ -105,7 +105,7 @@ class SharedTurnsPort(Protocol):
 class CacheStorePort(Protocol):
     """Stores immutable block bodies by content hash. A failure of the disk raises nothing: `stats`
     counts the failure, and the read is a miss. A tier that also implements `LookUpPort` has no
-    quota. Except for reads and writes, such a tier answers calls from its last look-up."""
+    quota. Reads and writes reach such a tier; its last look-up answers all other calls."""
 
     @property
     def secret(self) -> bytes:

@@ -121,8 +121,8 @@ class SealingMemory:
     @contextmanager
     def piece(self, n_bytes: int) -> Iterator[memoryview]:
         """Yield memory of arbitrary content, at least one byte, valid only inside the `with` block.
-        Not reused after an error inside the `with` block, because a connection may still send from
-        there, nor while a reference remains, as in an in-process object store."""
+        An error inside the block prevents reuse, because a connection may still send from the
+        memory. So does a remaining reference, as in an in-process object store."""
         memory = self._take(n_bytes)
         view = memoryview(memory)[:n_bytes]
         yield view

@@ -239,7 +239,7 @@ def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
 
 
 def _overridden(layer: Mapping[str, object]) -> list[str]:
-    """Return the names among `store` and `no_store` that the other name in `layer` overrides."""
+    """Return the settings, `store` or `no_store`, whose opposite `layer` sets."""
     void = ["no_store"] if "store" in layer else []
     return [*void, "store"] if str(layer.get("no_store", "")).lower() in _TRUE else void
 
