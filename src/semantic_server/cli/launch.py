@@ -1,4 +1,4 @@
-"""`semantic launch`: starts a coding agent so that it uses a running server, and changes no file.
+"""`semantic launch`: starts a coding agent with a running server, without changing files.
 --write only adds the server to the agent's settings; --show only prints that change."""
 
 from __future__ import annotations

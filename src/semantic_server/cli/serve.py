@@ -45,7 +45,7 @@ _GIB = 1 << 30
 
 
 def with_flags(declared: type) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that adds an optional field, a flag, for each setting of `declared`."""
+    """Return a class decorator that adds an optional flag for each setting of `declared`."""
 
     def add(options: type[T]) -> type[T]:
         hints = get_type_hints(declared, include_extras=True)
@@ -65,8 +65,8 @@ def _as_flag(hint: object) -> object:
 
 
 def _given(declared: type) -> type | GenericAlias:
-    """Return the type of a flag's value. A flag for a list is repeatable. Values are texts if only
-    the loading of settings validates them."""
+    """Return the type of a flag's value: a list for a repeatable flag, a text if only the loading
+    of settings validates the value, else the declared type."""
     origin, parts = get_origin(declared), get_args(declared)
     if origin is None:
         return str if declared is object else declared
@@ -116,8 +116,8 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
 
 
 def follow_rank(settings: ServerSettings) -> bool:
-    """Compute for rank 0 until rank 0 ends, if this process is another rank. Return False for rank
-    0 and without ranks. Raises InvalidRequestError for settings that work on only one device."""
+    """Compute for rank 0 until rank 0 ends, then return True. On rank 0, and without ranks, return
+    False at once. Raises InvalidRequestError for settings that work on only one device."""
     from semantic.bootstrap import follow_first
     from semantic_server.http.logs import configure_logs
 
@@ -178,7 +178,7 @@ _CHOSEN_LATER = {
 
 
 def _chosen(settings: ServerSettings) -> dict[str, object]:
-    """Return the future values of unset settings, as far as the program can know these now."""
+    """Return the values that the server will choose for unset settings, if these are known now."""
     chosen: dict[str, object] = {}
     if not settings.served_model_name:
         chosen["served_model_name"] = list(served_names(settings))
@@ -224,8 +224,8 @@ async def load_model(
 
 
 def promised_of(settings: ServerSettings, sharing: int = 1) -> Settings:
-    """Return the engine's settings with the memory that this process may use. `sharing` processes
-    share this machine. Raises the same errors as `promised`."""
+    """Return the engine's settings with the memory that this process may use, one of `sharing`
+    processes on this machine. Raises the same errors as `promised`."""
     others = map(model_of, (*settings.model[1:], *settings.allowed_models))
     embedding = settings.embedding_model
     return promised(

@@ -1,5 +1,5 @@
-"""`semantic top`: shows the figures of a running server's page at / in a terminal, updated every
-second. Knows a server's overview, but not how the server measures its figures."""
+"""`semantic top`: shows a running server's figures in a terminal, updated every second, as on the
+page at /. Knows a server's overview, but not how the server measures its figures."""
 
 from __future__ import annotations
 

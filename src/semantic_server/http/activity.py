@@ -35,7 +35,7 @@ _MOST_PHASES: Final = 64
 @dataclass(slots=True, eq=False)
 class Span:
     """A request on the time line: each phase with the Unix time of its start, in order. `end` is
-    None while the request runs. `version` is the number of its last change among all changes."""
+    None while the request runs. `version` orders spans by their last change."""
 
     uid: str
     agent: str

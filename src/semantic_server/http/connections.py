@@ -65,7 +65,7 @@ class Phase(Enum):
     CLIENT = auto()
     """A request whose client has yet to send the body, or does not read the response."""
     RUNNING = auto()
-    """A complete request. The server never closes it to make room."""
+    """A complete request. The server never closes such a connection to admit another."""
 
 
 class Connections:
@@ -156,7 +156,7 @@ class Connections:
 
 
 def _crowd(connections: dict[DeadlineProtocol, float]) -> tuple[int, float]:
-    """Sort key of peers: the number of their connections, then the age of the oldest connection."""
+    """Return a sort key of peers: their number of connections, then the age of the oldest one."""
     return len(connections), -next(iter(connections.values()))
 
 

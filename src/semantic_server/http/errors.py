@@ -314,7 +314,7 @@ def _of_the_system(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return all methods of the path; the router reports only its first matching route's."""
+    """Return all methods of the path; the router reports only those of the first matching route."""
     return [
         method
         for method in _METHODS

@@ -128,7 +128,7 @@ def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _session_of_user_id(body: Json) -> str | None:
-    """Return the session in `metadata.user_id`: a member of JSON, or in old versions a suffix."""
+    """Return the session in `metadata.user_id`: a member of its JSON, or an old text's suffix."""
     user_id = _object(body.get("metadata")).get("user_id")
     if not isinstance(user_id, str):
         return None
@@ -341,15 +341,15 @@ def _too_many(own: int) -> Problem:
 
 
 def presented_keys(headers: Headers) -> list[str]:
-    """Return a request's keys from both headers: one header may have an outdated key."""
+    """Return the keys in Authorization and X-Api-Key: either header may have an outdated key."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if kind.lower() == "bearer" else ""
     return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]
 
 
 class ApiKeys:
-    """The API keys of a server. Stores digests, so that the log can never contain a key. False
-    without keys: then every request belongs to the tenant ""."""
+    """The API keys of a server. Stores digests, so that the log can never contain a key. An
+    object without keys is false: then every request belongs to the tenant ""."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._tenants = {_digest(key): tenant_name(key) for key in keys}

@@ -24,7 +24,7 @@ _RESTORED: Final = ("memory", "disk", "remote")
 
 
 class Metrics(Observer):
-    """Prometheus metrics. Each has a model as a label: by default `model`."""
+    """Prometheus metrics. Each metric has a label with a model's id, by default `model`."""
 
     def __init__(self, model: str, figures: Callable[[], Figures | None]) -> None:
         self.registry = CollectorRegistry()

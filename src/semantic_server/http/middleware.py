@@ -36,9 +36,9 @@ _STOPPING: Final = Problem(
 
 
 class ShutdownMiddleware:
-    """Replies 503 to a request that a shutdown cancels before its response has started. Only a
-    shutdown cancels a request's task, after the time for answers to finish; `receive` reports a
-    disconnect without cancelling the task. A started response ends without its final event."""
+    """Replies 503 to a request that a shutdown cancels before its response has started. A started
+    response ends without its final event. A shutdown cancels a request's task once the time for
+    answers is over; a disconnect cancels no task, because `receive` reports the disconnect."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

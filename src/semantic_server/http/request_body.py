@@ -57,7 +57,7 @@ milliseconds at most."""
 
 
 _LARGE_BYTES: Final = 1 << 20
-"""Size above which a body waits for room for all of its bytes."""
+"""Size above which a body waits until all of its bytes fit in the memory for large bodies."""
 _RETRY_SECONDS: Final = 5
 _THREADS: Final = 2
 """Threads that parse bodies; one of them parses short bodies only."""
@@ -92,7 +92,7 @@ class LargeBodies:
             if own in self._waiting:
                 self._waiting.remove(own)
                 self._start()
-            elif not is_taken:  # the caller left when it had just got room
+            elif not is_taken:  # the caller left just after it got the memory
                 self.give(n_bytes, tenant)
 
     def give(self, n_bytes: int, tenant: str = "") -> None:
@@ -251,7 +251,7 @@ def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
 
 
 def _fewer_errors(adapter: TypeAdapter[T], body: Mapping[str, object]) -> ValidationError | None:
-    """Return the errors in the first entries of each field; None if there are none or too many."""
+    """Return the errors in the first entries of each field; None for no errors or too many."""
     try:
         adapter.validate_python({name: _beginning(value) for name, value in body.items()})
     except ValidationError as error:
@@ -267,7 +267,7 @@ def _beginning(value: object) -> object:
 
 def _require_few_values(data: bytes) -> None:
     """Raise TooLargeError for JSON with too many values, before parsing builds the values. Counts
-    again without the marks inside texts if the plain count exceeds a limit."""
+    JSON's marks; if these exceed a limit, counts only the marks outside of texts."""
     if _within_limits(data):
         return
     marks = data.replace(rb"\\", b"").replace(rb"\"", b"")

@@ -216,7 +216,7 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
 
 
 def _require_one_tenant_for_events(settings: ServerSettings) -> None:
-    """Refuse several tenants: a router compares tokens, so its choices would reveal prompts."""
+    """Refuse `kv_events` with several tenants: a router that compares tokens reveals prompts."""
     if settings.kv_events is not None and len(settings.api_keys) > 1:
         raise InvalidRequestError("kv_events: expected at most one API key: events show prompts")
 
@@ -239,7 +239,7 @@ def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
 
 
 def _overridden(layer: Mapping[str, object]) -> list[str]:
-    """Return the settings, `store` or `no_store`, whose opposite `layer` sets."""
+    """Return "store" if `layer` sets `no_store` to true, and "no_store" if `layer` sets `store`."""
     void = ["no_store"] if "store" in layer else []
     return [*void, "store"] if str(layer.get("no_store", "")).lower() in _TRUE else void
 

@@ -106,7 +106,7 @@ class ConversationReader:
     def _message(
         self, message: Mapping[str, object], path: str, *, passed: bool
     ) -> Iterator[Message]:
-        """Yield the domain's messages for `message`; `passed`: a user's message follows later."""
+        """Yield the domain's messages for `message`. `passed`: a later message is the user's."""
         role = message.get("role")
         match role:
             case "user":
@@ -291,7 +291,7 @@ def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tup
 
 
 def _with_schema(given: Mapping[str, object]) -> Mapping[str, object]:
-    """Return a complete definition of a tool that Anthropic defines but the client runs."""
+    """Return the tool `given`; if Anthropic defines the tool, add its description and schema."""
     kind, _, _ = str(given.get("type")).rpartition("_")  # a date follows
     if kind not in ANTHROPIC_TOOLS:
         return given

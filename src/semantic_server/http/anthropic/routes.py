@@ -319,7 +319,7 @@ _INTERLEAVED = "interleaved-thinking-"
 
 
 def _described(reply: str, *required: str, streams: bool = False) -> dict[str, object]:
-    """Return the OpenAPI description of a route; `required` names integer fields of its body."""
+    """Return the OpenAPI description of a route whose body has the integer fields `required`."""
     return described(
         {
             "model": {"type": "string"},

@@ -76,7 +76,7 @@ class _Call:
     written: list[str] = field(default_factory=list)
 
     def as_object(self, *, cut: bool) -> Json:
-        """Return this call as a member of `tool_calls`; with `cut`, without an incomplete end."""
+        """Return this call as a member of `tool_calls`; `cut` allows incomplete JSON arguments."""
         function = {"index": self.index, "name": self.name, "arguments": self._arguments(cut=cut)}
         return {"id": self.id, "function": function}
 

@@ -238,7 +238,7 @@ def _name(body: Mapping[str, object], table: Mapping[str, Field]) -> object:
 
 
 def _accepting(name: object, request: Request) -> AnyModel:
-    """Return the model with or without a tag in `name`. Raises FieldError, ModelNotFoundError."""
+    """Return the model called `name`, tagged or not. Raises FieldError, ModelNotFoundError."""
     return model_called(request, untagged(name))[0]
 
 

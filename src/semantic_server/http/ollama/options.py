@@ -230,7 +230,7 @@ def _own(text: str) -> str:
 
 
 def _renamed(numbers: _Numbers) -> CompletionBody:
-    """Return the parameters that OpenAI's APIs share, under OpenAI's names."""
+    """Return the `numbers` that OpenAI's APIs have too, under OpenAI's names."""
     found: CompletionBody = {"model": "", "prompt": ""}
     if "repeat_penalty" in numbers:
         found["repetition_penalty"] = numbers["repeat_penalty"]

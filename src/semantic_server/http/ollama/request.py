@@ -57,7 +57,7 @@ class _OpenCalls:
 
     def take(self, given_id: object, name: str | None) -> ToolCall | None:
         """Return the call that a result belongs to: the call with this id, else the next call with
-        this name. If `name` is None, any next call will do."""
+        this name, or the next call of any name if `name` is None."""
         if isinstance(given_id, str):
             found = self._open.pop(self._ids.get(given_id, given_id), None)
             if found is not None:
@@ -212,7 +212,7 @@ def _foreign_context() -> FieldError:
 
 
 LATEST: Final = ":latest"
-"""The tag that a model name without a tag stands for."""
+"""The default tag of a model name, as in Ollama."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class CallDelta(TypedDict, total=False):
 
 
 class MessageDelta(TypedDict, total=False):
-    """A chunk's addition to a message. Reasoning has two names, as clients read either."""
+    """A chunk's addition to a message. Reasoning is in two fields: a client reads only one."""
 
     role: Literal["assistant"]
     content: str
@@ -144,8 +144,8 @@ async def chat_deltas(
 
 @dataclass(slots=True)
 class _Choice:
-    """The state of one choice, which decides its finish reason. `held` is an incomplete call of a
-    custom tool."""
+    """The state of one choice, from which its finish reason follows. `held` is an incomplete call
+    of a custom tool."""
 
     index: int
     custom: frozenset[str]

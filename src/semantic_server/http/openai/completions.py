@@ -260,7 +260,7 @@ TextPrompt = str | tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
     """Completions: one engine request for each of the `n` choices of each prompt. With `only_score`
-    the engine only scores the prompt; the engine must generate one token, which the reply omits."""
+    the client wants no new tokens; the engine must generate one token, which the reply omits."""
 
     prompts: tuple[TextPrompt, ...]
     choices: tuple[Ask, ...]

@@ -237,8 +237,8 @@ _FORMS: Final[dict[str, Callable[[str, object], AnswerFormat]]] = {
 def sampling_of(
     body: ChatBody | CompletionBody | ResponseBody, stop: object, model: ServedModel
 ) -> SamplingParams:
-    """Return the sampling parameters in `body`, and in its field `stop`, which is not validated
-    yet; `model` supplies the defaults. Raises FieldError for a value out of range."""
+    """Return the sampling parameters in `body`. `stop` is the value of the body's field `stop`,
+    not validated yet. `model` supplies the defaults. Raises FieldError for a value out of range."""
     usual = model.sampling
     sampling = replace(
         usual,
@@ -278,7 +278,7 @@ def _number(body: Mapping[str, object], name: str, default: float) -> float:
 def _with_other_neutrals(
     sampling: SamplingParams, body: ChatBody | CompletionBody | ResponseBody
 ) -> SamplingParams:
-    """Return `sampling` with the fields of `body` whose neutral value is another in the domain."""
+    """Return `sampling` with the fields of `body` whose neutral value differs from the domain's."""
     if "top_k" in body:
         top_k = body["top_k"]
         if top_k < -1:

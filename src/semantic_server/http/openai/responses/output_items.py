@@ -324,6 +324,6 @@ def _reasoning_part(text: str) -> Json:
 
 
 def _logprob(one: ChatTokenLogprob) -> Json:
-    """Convert to this API's form, where `bytes` is [] instead of null for a part of a character."""
+    """Return `one` in this API's form: `bytes` is [] instead of null for a part of a character."""
     top = [{**other, "bytes": other["bytes"] or []} for other in one["top_logprobs"]]
     return {**one, "bytes": one["bytes"] or [], "top_logprobs": top}

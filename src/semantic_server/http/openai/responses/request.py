@@ -252,7 +252,7 @@ def response_request(
 
 
 def _stored(body: ResponseBody, *, keep: bool) -> bool:
-    """Return whether to store the response. Raises FieldError if `body` asks to, without `keep`."""
+    """Return whether to store the response. Raises FieldError if `store` is true without `keep`."""
     given = body.get("store")
     if given and not keep:
         raise FieldError("store must be false or missing: keep is false", param="store")

@@ -220,7 +220,7 @@ def _code(problem: Problem) -> str:
 
 
 def _message(problem: Problem) -> str:
-    """Return the message of the same error over HTTP: clients match some of these messages."""
+    """Return the message that the same error has over HTTP: clients match some messages."""
     error = openai_error(problem)["error"]
     return str(error["message"]) if isinstance(error, dict) else problem.message
 
