@@ -144,7 +144,7 @@ _REPLAYED: Final = 1000
 """Most messages to keep for replays, whose bytes have a limit too; all clients share them."""
 _REPLAYED_BYTES: Final = 32 << 20
 _UNREAD: Final = 1000
-"""Most messages to queue for one subscriber; beyond that it misses some, and requests them."""
+"""Most messages to queue for one subscriber; a subscriber misses and requests further messages."""
 _LONGEST_REQUEST: Final = 4096
 """Most bytes that a subscriber may send at once: a topic or a number."""
 _NUMBER_BYTES: Final = 8
@@ -317,7 +317,7 @@ class KVPublisher:
                 run = []
 
     def _after(self, parent: BlockHash) -> list[BlockHeader]:
-        """Return the whole blocks in any tier whose parent is `parent`."""
+        """Return the whole blocks that follow the block `parent` in any tier."""
         tiers = self._tiers.values()
         found = (header for one in tiers for header in one.children(parent, Part.FULL))
         return list({one.link.hash: one for one in found if one.is_whole_block}.values())

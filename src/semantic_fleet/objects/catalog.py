@@ -194,7 +194,7 @@ class Catalog:
     def __init__(
         self, max_bytes: int, secret: bytes, is_forgotten: Callable[[Hashable], bool]
     ) -> None:
-        """Ignore a BlockKey or AgentName if `is_forgotten` is true: a deletion is pending."""
+        """Ignore each BlockKey or AgentName with a pending deletion, as `is_forgotten` reports."""
         for_tails, for_recent = (max(1, int(max_bytes * part)) for part in (_TAILS, _RECENT))
         self._tails = MemoryStore(for_tails, secret=secret, counts_bodies=False)
         self._recent = MemoryStore(for_recent, secret=secret, counts_bodies=False)
@@ -270,7 +270,7 @@ class Catalog:
         self._recent.touch(keys)
 
     def place(self, key: BlockKey) -> tuple[Scope, BlockHash | None] | None:
-        """Return a body's scope, and a tail's previous block. None for an unknown body."""
+        """Return a body's scope and, for a tail, the previous block; None for an unknown body."""
         tail = self._tails.header(key)
         if tail is not None:
             return tail.link.scope, tail.link.parent

@@ -1,9 +1,9 @@
 """Janitor: keeps a fleet's objects within a budget; evicts the least recently used.
 
-A pass lists the store twice: first to add up each tenant's bytes and their uses, then to delete.
-Between both, each object takes `OBJECT_BYTES` of memory. Objects used during the pass stay. Only
-the holder of the lease deletes. The holder renews the lease right before each batch, so a process
-that slept notices that it lost the lease. To readers, an evicted object is a miss.
+A pass lists the store twice: first to record the size and last use of each object, then to
+delete. Between the listings, each object takes `OBJECT_BYTES` of memory. Objects used during the
+pass stay. Only the holder of the lease deletes. The holder renews the lease right before each
+batch: a process that slept learns of a lost lease. To readers, an evicted object is a miss.
 
 Evicts the objects of deleted tenants first, then objects of the largest tenants, as the disk quota
 does, down to `TARGET` of the budget. Turns and responses have their own share: they are small and
@@ -42,9 +42,9 @@ _PAUSE = 0.2
 """Seconds between two pages of a listing while a server runs: its answers need the processor."""
 REPORT = "janitor/report"
 _VICTIMS = 1 << 15
-"""How many objects' paths to know at a time, some 16 MiB; deleted in the order of their uses."""
+"""How many objects' paths to hold at a time, some 16 MiB, and to delete in the order of uses."""
 _CHUNK = 8192
-"""How many uses to sort at a time, in a millisecond in which the engine computes nothing."""
+"""How many uses to sort at a time: the sort stops the engine for a millisecond."""
 _OURS = re.compile(
     r"(?P<kind>[0-9a-f]{64}|turns|responses)/(?P<folder>(?P<tenant>[0-9a-f]{32})-[0-9a-f]{16})/"
     r"(?P<inner>agents/|after/)?.+"
@@ -53,7 +53,7 @@ _OWN = re.compile(rf"({LOGS}|{EVICTED}|{TENANTS}|janitor)/.+")
 
 
 class Group(NamedTuple):
-    """Objects in one order of eviction: a tenant's blocks and manifests, or its records."""
+    """Objects that share an order of eviction: a tenant's blocks and manifests, or its records."""
 
     tenant: str
     is_record: bool
@@ -120,8 +120,8 @@ class _Sizes:
             self._sort()
 
     def oldest(self, n_bytes: int) -> int:
-        """Return the last use of the newest object to evict so that the oldest objects free at
-        least `n_bytes`; 0 if `n_bytes` is 0."""
+        """Return the latest use among the oldest objects that together have at least `n_bytes`;
+        0 if `n_bytes` is 0."""
         self._sort()
         last = 0
         for used, size in heapq.merge(*(zip(*one, strict=True) for one in self._sorted)):
@@ -227,8 +227,8 @@ class Janitor:
         for start in range(0, len(ordered), PAGE):
             batch = ordered[start : start + PAGE]
             names = dict.fromkeys(item.name for item in batch)
-            # Announce before, as this process may end midway, and after, as others may look in
-            # between.
+            # Announce before deleting, because this process may end midway. Announce again after
+            # deleting, because other processes may look in between.
             announce(self._objects, self._secret, f"{self._lease.number:020}-next", names)
             self._keep()
             self._lease.renew()
@@ -325,8 +325,8 @@ class BackgroundJanitor:
 
 
 def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, int]:
-    """Return the last use to evict for each group that must shrink, so that all groups fit in
-    `room` bytes."""
+    """Return, for each group that must shrink, the last use of the newest object to evict. Then
+    all groups fit in `room` bytes."""
     room = max(0, room)
     sizes = {group: one.n_bytes for group, one in groups.items()}
     blocks = [n for group, n in sizes.items() if not group.is_record]

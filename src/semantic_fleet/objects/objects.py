@@ -249,7 +249,7 @@ class Objects:
 
     def keeps_versions(self) -> bool:
         """Return whether deleted objects stay as old versions, as in an S3 bucket with versioning.
-        Returns False for other kinds of stores, which do not tell. Writes and deletes an object."""
+        To find out, writes and deletes an object. Returns False for stores that do not tell."""
         path = f"probes/{os.urandom(8).hex()}"
         with self._attempt(writes=True):
             version = obstore.put(self._small, path, b"probe", use_multipart=False)["version"]

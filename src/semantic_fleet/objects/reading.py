@@ -164,7 +164,7 @@ class Bodies:
         return replace(header, link=link, layout=layout), n_bytes
 
     def delete(self, scope: Scope, key: BlockKey, tail_of: BlockHash | None) -> None:
-        """Delete a body. With `tail_of`, the block before the body, first delete its tail."""
+        """Delete a body. With `tail_of`, the block before it, delete the body's tail first."""
         if tail_of is not None:
             self.delete_tail(scope, key, tail_of)
         self._objects.delete(self.folder(scope).body(key))
@@ -293,7 +293,7 @@ def _scatter(pieces: Iterable[memoryview], segments: Sequence[memoryview]) -> No
 _MOST_UNLIKE = 8
 """Most tails after one block to look at although the prompt does not continue with them."""
 _BLOCKS_BACK = 16
-"""How many blocks at the end of a stored chain to look at for checkpoints after each. Further back,
+"""After how many blocks at the end of a stored chain to look for checkpoints. Further back,
 look only at the places where every prompt has checkpoints."""
 _MOST_BACK = 64
 """Most places further back at which to look for a checkpoint."""
@@ -347,7 +347,7 @@ class LookUp:
         return low
 
     def _is_stored(self, chain: _Chain, header: BlockHeader) -> bool:
-        """Return whether the store has a body of the right size; writers replace other bodies."""
+        """Return whether a body of the right size is stored; writers replace any other body."""
         return self._bodies.n_bytes(chain.folder, header.key) == chain.n_bytes(header)
 
     def _each_tail(self, chain: _Chain, places: Sequence[int]) -> list[BlockHeader]:

@@ -62,7 +62,7 @@ class Records:
         return self._objects.has_failed
 
     def put(self, tag: bytes, key: bytes, data: bytes, *, replaces: bool = True) -> None:
-        """Write a record; `replaces` allows to overwrite. Drops the record if the write fails."""
+        """Write a record; `replaces` allows overwriting. Drops the record if the write fails."""
         with self._objects.urgent(), suppress(UnavailableError):
             tenant = self._vault.tenant(tag)
             sealed = seal(tenant.key, self._identity(key), data)

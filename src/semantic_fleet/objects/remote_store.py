@@ -130,7 +130,7 @@ class RemoteAgents:
                 try:
                     self.catalog.learn_agent(self.manifests.read(scope, agent_id, newest))
                 except FileNotFoundError:
-                    return  # another replica has just replaced it
+                    return  # another replica replaced the manifest
                 except UnreadableError as error:
                     self.tally.count("damaged", f"damaged: {error}")
 
@@ -227,7 +227,7 @@ class RemoteStore:
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. Always False, because uploads wear out no drive."""
+        """See `CacheStorePort.holds_back`. Returns False, because uploads wear out no drive."""
         return False
 
     # Object store calls before a request is queued
@@ -272,11 +272,11 @@ class RemoteStore:
         self,
         headers: Sequence[BlockHeader],  # noqa: ARG002
     ) -> Mapping[BlockKey, bytes | memoryview]:
-        """See `CacheStorePort.resident`. Always empty."""
+        """See `CacheStorePort.resident`. Returns an empty mapping."""
         return {}
 
     def prefetch(self, header: BlockHeader) -> bool:  # noqa: ARG002
-        """See `CacheStorePort.prefetch`. Always False."""
+        """See `CacheStorePort.prefetch`. Does nothing and returns False."""
         return False
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:

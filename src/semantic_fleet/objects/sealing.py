@@ -287,7 +287,7 @@ class Vault:
         clock: Callable[[], float] = time.monotonic,
         renewed: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """`secret` is the fleet's, 32 bytes. A new key of a tenant calls `renewed` with its tag."""
+        """`secret` is the fleet's, 32 bytes. Calls `renewed` with a tag once the key changed."""
         self._objects = objects
         self._secret = secret
         self._clock = clock

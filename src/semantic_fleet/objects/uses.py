@@ -159,8 +159,8 @@ class Evictions:
         self._heard: frozenset[Listed] | None = None
 
     def new(self) -> frozenset[int] | None:
-        """Return the names deleted since the last call; None if the names are unknown, as after the
-        loss of the bucket's objects, when lease numbers start again. Raises UnavailableError."""
+        """Return the names deleted since the last call; None if this process may have missed names,
+        or if the bucket lost its objects and lease numbers start again. Raises UnavailableError."""
         listed, heard = frozenset(self._objects.listed(EVICTED, PAGE)), self._heard
         new = frozenset[Listed]() if heard is None else listed - heard
         is_known = len(new) < MOST_EVICTED and (not heard or not heard.isdisjoint(listed))

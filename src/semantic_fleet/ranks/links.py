@@ -94,7 +94,7 @@ class Links:
             self._computing = None
 
     def finish(self) -> None:
-        """Note that the work has finished: the end of another rank is a failure no longer."""
+        """Announce the regular end of the work, after which the end of a rank is not a failure."""
         self._is_over = True
         for channel in self.channels:
             channel.send(Frame(Op.END, 0))
@@ -205,7 +205,7 @@ class Links:
 
 
 def _to_this_machine(path: bytes) -> socket.socket | None:
-    """Connect to a process of this user at `path`; return None if this machine has none there."""
+    """Connect to a process of this user at `path`; return None without such a process."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(JOIN_SECONDS)
     with suppress(OSError):

@@ -38,7 +38,7 @@ def wanted_replicas(current: int, running: float, waiting: float, rows: float) -
 
 
 def by_queue(context: ScalingContext) -> tuple[int, dict[str, object]]:
-    """Return the number of replicas and no state: a policy for Ray Serve."""
+    """Return the number of replicas and an empty state, as Ray Serve expects of a policy."""
     metrics = context.aggregated_metrics or {}
 
     def total(name: str) -> float:
