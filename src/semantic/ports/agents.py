@@ -87,7 +87,7 @@ class AgentSummary:
     does not count the turns before a fork. `last_used` is the Unix time in seconds of its last
     save, `match` the report on its last prompt; before its first turn, `last_used` and `match` are
     None. `session` and `client` are from the client's headers. `parent` is the agent that started
-    this agent or is its fork's source; `children` are the agents with this agent as parent."""
+    this agent, or a fork's source; `children` are the agents with this agent as parent."""
 
     id: str
     model: str

@@ -142,8 +142,8 @@ class Tokenizer(Protocol):
 
 
 class BodyTarget(Protocol):
-    """Memory for one block's body in a sequence that is loading. A single thread, but any thread,
-    calls either `put`, or `open` and then `close`. The sequence may already be closed."""
+    """Memory for one block's body in a sequence that is loading. One thread, which may be any
+    thread, calls either `put`, or `open` and then `close`. The sequence may already be closed."""
 
     def put(self, body: bytes | memoryview) -> None:
         """Store the whole body. Raises BackendError."""
@@ -186,8 +186,8 @@ class BatchBackend(Protocol):
         that memory for other blocks."""
 
     def return_memory(self, room: int) -> bool:
-        """Give the kept memory of freed blocks back to the system, if `room` spare bytes are enough
-        for the work. Returns whether there was kept memory. Open sequences stay valid."""
+        """Give the kept memory of freed blocks back to the system, if moving the used blocks takes
+        at most `room` bytes. Returns whether there was kept memory. Open sequences stay valid."""
 
     def cache_spec(self) -> ModelCacheSpec:
         """Return the description of the model's cache for one sequence."""
@@ -219,7 +219,7 @@ class BatchBackend(Protocol):
 
     def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
         """Return whether `prefill_together` can compute `n_tokens` of the sequence in one pass with
-        other prompts. A token of the sequence then costs about as much as a token of the others."""
+        other prompts. A token of the sequence then costs about as much as a prompt's token."""
 
     @property
     def pads_chunks(self) -> bool:
@@ -284,8 +284,8 @@ class BatchBackend(Protocol):
         """Remove `sequence` from the decode batch; it stays open with its cache. The caller may
         then export, prefill and restart it. Returns the token that the next `decode` would have
         returned, which the cache lacks; None for an unknown token. A caller that accepts the token
-        starts the sequence with this token; otherwise the backend samples again. Always returns a
-        token that is not finite, because the sequence may hold invalid values."""
+        starts the sequence with this token; otherwise the backend samples again. If the token is
+        not finite, always returns the token: the sequence may hold invalid values."""
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
         """Return a copy of the body of tokens `start` to `stop`, all in one block. A deferred body
@@ -305,7 +305,7 @@ class BatchBackend(Protocol):
         """Return targets for the bodies of tokens `start` to `stop`, one per block. `start` is a
         multiple of 256, and for FULL the current length of the sequence, which must have the
         capacity. Before `loaded`, the caller closes each target or drops it unused. The backend
-        reads no target before that."""
+        reads targets only in `loaded`."""
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
         """Add the bodies that `loading` received to the cache, which then holds `length` tokens.
@@ -319,7 +319,7 @@ class GrammarProbe(Protocol):
 
     def problem(self, grammar: Grammar) -> str:
         """Return the reason why `grammar` is not usable, such as its cost; "" for a usable grammar.
-        Blocks. Raises CapacityError for an unfinished check, as after `stop`, and
+        The call blocks. Raises CapacityError for an unfinished check, as after `stop`, and
         InvalidRequestError if the model's answers cannot follow grammars."""
 
     def stop(self) -> None:

@@ -62,7 +62,7 @@ class ModelsPort(Protocol):
         """Return the status of one model."""
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """Unload the model after `seconds` without a request, from now on; None means never."""
+        """Set after how many seconds without a request the model unloads; None means never."""
 
     def load(self, name: str) -> Coroutine[object, object, ModelStatus]:
         """Load the model if necessary. Raises ModelLoadError and OverloadedError."""

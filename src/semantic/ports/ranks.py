@@ -130,7 +130,7 @@ class LinksPort(Protocol):
         """Limit the time of the call `what`, which waits for other ranks."""
 
     def finish(self) -> None:
-        """Announce the regular end of the work: from now on, the end of a peer is not a failure."""
+        """Announce the regular end of the work, after which the end of a peer is not a failure."""
 
     def end(self, reason: str) -> None:
         """End this process for `reason`; the other ranks then end too."""

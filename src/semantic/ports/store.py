@@ -53,7 +53,7 @@ class DiskResponsesPort(ResponsesPort, Protocol):
     """Stores responses on disk, or in memory if the disk fails."""
 
     def disable_disk(self) -> None:
-        """From now on, use memory only."""
+        """Stop using the disk; use memory instead."""
 
 
 MOST_WAIT = 2.0
@@ -96,7 +96,7 @@ class SharedTurnsPort(Protocol):
         A turn without tokens replaces nothing. May wait."""
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> Sequence[Turn]:
-        """Return the stored turns at `points`; empty without turns at the last points. May wait."""
+        """Return the stored turns at `points`; empty if the last points lack turns. May wait."""
 
     def close(self) -> None:
         """End the threads that send turns."""
@@ -120,9 +120,9 @@ class CacheStorePort(Protocol):
     def put(self, block: StoredBlock) -> bool:
         """Store `block`; does nothing for a stored block. Returns False for a block that it drops:
         pins fill the quota, writes back up, or the disk fails. The quota holds at any time. To free
-        space, the store evicts blocks of the tenant with most bytes, if this tenant has more than
-        the block's: least recently used first, and a chain's end before its start. So a tenant
-        never loses an equal share of the quota to others, and pins protect at most that share. The
+        space, the store evicts blocks of the tenant with most bytes, if this tenant has more bytes
+        than the block's tenant: least recently used first, and a chain's end before its start. So
+        each tenant keeps an equal share of the quota, and pins protect at most that share. The
         store refers to `block` without a copy and never changes it. While `holds_back` is true, an
         interim block stays in memory only."""
 
@@ -142,8 +142,8 @@ class CacheStorePort(Protocol):
 
     def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
         """Return the `children` worth comparing with the tokens `like`: each child whose tokens
-        begin `like`, and the child with the longest common beginning, provided that `begins_like`
-        accepts this child."""
+        are the beginning of `like`, and the child with the longest common beginning, if
+        `begins_like` accepts this child."""
 
     def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
         """Return the bodies that are in this process's memory, without copying them; the caller
@@ -300,6 +300,6 @@ class LookUpPort(Protocol):
     def look_up(
         self, scope: Scope, links: Sequence[BlockLink], layout: BlockLayout, start: int = 0
     ) -> None:
-        """Look up the chain `links` in this tier: how many of its blocks the tier stores, the
-        blocks after these, and everything needed to resume. The last link may be partial; other
-        tiers have the first `start` blocks."""
+        """Find the stored blocks of the chain `links`, the stored blocks after them, and everything
+        needed to resume, so that later calls answer from memory. The last link may be partial;
+        other tiers have the first `start` blocks."""
