@@ -95,7 +95,7 @@ def assemble(
 
 
 def follow_first(settings: Settings) -> None:
-    """Compute as the rank of `settings.ranks`, which is not 0; return once rank 0 ends normally.
+    """Compute as a rank other than 0, see `settings.ranks`; return once rank 0 ends normally.
     Raises the same errors as `load`, unless rank 0 ends first: rank 0 then reports the error for
     all."""
     from semantic.adapters.mlx.ranks.following import follow, wait_for_end

@@ -93,8 +93,8 @@ _MAX_CONTEXT = 1 << 20
 class ServeSettings:
     """A model to serve, and the defaults of requests.
 
-    `names` are the model's names, by default `model_name(engine.model)`. Requests may also use that
-    name and the path, and `DEFAULT_NAME` if the model `is_first` of several. A model with an
+    `names` are the model's names, by default `model_name(engine.model)`. Requests may also use this
+    default and the path, and `DEFAULT_NAME` if the model `is_first` of several. A model with an
     adapter has only `names` and `aliases`. Its name is by default the base's name plus the
     adapter's; `parent` is the id of the base. `max_context` limits prompt plus answer, in tokens,
     by default to the model's own limit or the pool's capacity. For sampling parameters that are

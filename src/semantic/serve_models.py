@@ -300,7 +300,7 @@ class _Loader:
             await asyncio.shield(fetching)
         finally:
             stopped.set()
-            await asyncio.wait((fetching,))  # it must release its locks before another one begins
+            await asyncio.wait((fetching,))  # the next download needs the same locks
         first = next(iter(self._given.values()))
         engine = replace(first.engine, model=hub_id, adapter=None)
         own = replace(first, engine=engine, names=(hub_id,), aliases=frozenset(), parent=None)

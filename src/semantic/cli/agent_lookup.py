@@ -120,7 +120,7 @@ def last_saved(
 def agents_where(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, model_id: str | None = None
 ) -> list[Manifest]:
-    """Return agents that `only` accepts, last saved first; `model_id` may lack the id's end."""
+    """Return agents that `only` accepts, last saved first; `model_id` may be the start of an id."""
     of_model = (model_id or "").lower()
     found = [
         manifest

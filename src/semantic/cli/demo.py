@@ -185,7 +185,7 @@ def _compared(engine: Engine, role: Role, told: str, resumed: Answer, restored: 
 
 
 def table(recalls: Sequence[Recall], tokens_per_second: float) -> list[str]:
-    """Return four lines: for each of three ways to answer a sum over all agents, then the batch."""
+    """Return four lines: the sums over all agents for three ways to answer, then the batch."""
     ways = {
         "without a cache": [one.cold[0] for one in recalls],
         "resumed": [one.resumed for one in recalls],
@@ -219,7 +219,7 @@ def _said(text: str) -> Message:
 
 
 def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
-    """Return an agent's answer to `said`. Messages (a list) in `said` leave the agent unchanged."""
+    """Return an agent's answer to `said`; a list of messages leaves the agent unchanged."""
     keep, begun, seconds = isinstance(said, str), time.perf_counter(), 0.0
     options: ChatOptions = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "keep": keep}
     with engine.chat(agent, said, stream=True, **options) as stream:

@@ -373,7 +373,7 @@ def check_adapter(model: str, adapter: NamedAdapter) -> Finding:
 
 
 def check_caches(model: MLXBackend) -> Finding:
-    """Report the form of a batch's caches on this device: pages, ragged or padded."""
+    """Report how this device stores the caches of a batch, such as in pages or padded."""
     name = "caches"
     if model.in_pages:
         return Finding(name, "ok", "in pages")
@@ -404,7 +404,7 @@ def _lines(finding: Finding) -> list[str]:
 
 
 def _ragged(layers: Sequence[bool]) -> str:
-    """Return a sentence about layers in this program's caches and layers in mlx-lm's own caches."""
+    """Return how many layers use this program's caches, and which layers use mlx-lm's caches."""
     if all(layers):
         return f"all {len(layers)} layers"
     if not any(layers):

@@ -60,7 +60,7 @@ class ProgressBar:
         self._show(_plain(words), 0, None)
 
     def expect(self, uid: str, prompt_tokens: int) -> None:
-        """Add a request's prompt tokens to the total, except the last, which prefill omits."""
+        """Add a request's prompt tokens to the total, except the last one: prefill omits it."""
         self._total[uid] = prompt_tokens - 1
 
     def update(self, event: EngineEvent) -> None:

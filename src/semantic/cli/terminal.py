@@ -24,7 +24,7 @@ def write(text: str) -> None:
 
 
 def escape_unencodable() -> None:
-    """From now on, write escapes for characters that the output's encoding lacks."""
+    """Make stdout and stderr write escapes for characters that their encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -135,8 +135,8 @@ def _tokens(tokenizer: Tokenizer, agent: Manifest, text: str, *, raw: bool) -> t
 class PromptMatch:
     """How many first tokens of a prompt match an agent's tokens, and how many of these tokens the
     store has. The first `common_tokens` tokens are equal. `present` is true for each block of these
-    tokens in the store; `stored_tokens` counts the tokens before the first missing block. The first
-    different tokens are `expected` of the agent and `got` of the prompt; None where the agent's
+    tokens in the store; `stored_tokens` counts the tokens before the first missing block. Then the
+    agent has the token `expected` and the prompt has the token `got`; None where the agent's
     tokens or the prompt end."""
 
     prompt_tokens: int

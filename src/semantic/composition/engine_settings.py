@@ -84,7 +84,7 @@ class Settings:
 class Flag:
     """A setting's flag on the command line: under the heading `panel` of the help, with the flags
     `names`, by default a flag like the setting's name. With `completes_models`, a shell completes
-    its value from names of models."""
+    the flag's value from names of models."""
 
     def __init__(
         self,

@@ -50,8 +50,8 @@ def default_pool_of(settings: Settings) -> int:
 
 def default_pool_bytes(memory: int, weights: int) -> int:
     """Return the pool's limit, in bytes, for a process that may use `memory` bytes: a quarter of
-    `memory`, at most the bytes beside `weights`, memory tier and unplanned part, at least 64
-    MiB."""
+    `memory`, at most the bytes that `weights`, the memory tier and the unplanned part leave, and
+    at least 64 MiB."""
     left = planned_bytes(memory) - default_memory_tier_bytes(memory) - weights
     return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, left))
 
@@ -109,9 +109,9 @@ def promised(
     settings: Settings, others: Sequence[str] = (), embedding: str | None = None, sharing: int = 1
 ) -> Settings:
     """Return `settings` with a memory limit of the process: by default the limit for one of
-    `sharing` processes on the machine. Call this function on MLX's thread. The model of `settings`,
-    and each of `others`, must fit together with `embedding`: else raises CapacityError before
-    reading weights. Also raises the same errors as `load`."""
+    `sharing` processes on the machine. Call this function on MLX's thread. The model of `settings`
+    and each model of `others` must fit in the limit by itself, next to the model `embedding`.
+    Otherwise raises CapacityError before reading weights. Also raises the same errors as `load`."""
     device, (beside, *answering) = (
         read_device(),
         map(_weights_of, (embedding, settings.model, *others)),

@@ -50,7 +50,7 @@ def named_adapter(name: str, path: str | Path) -> NamedAdapter:
 
 def model_name(model: str) -> str:
     """Return a model's name. For a folder, the name is the last part of the path, or the hub id if
-    the folder is in the hub's cache. Else it is `model`. The folder need not exist."""
+    the folder is in the hub's cache. Other names stay as they are. The folder need not exist."""
     path = model_path(model)
     if not model.startswith(("/", "~", ".")) and not path.is_dir():
         return model

@@ -55,7 +55,7 @@ TURNS_FILE = "turns.db"
 """The file with turns in the store's folder."""
 
 # Write-behind queue in front of the disk tier, as large as the memory tier. Queued blocks are the
-# newest in the memory tier, and both hold the same bytes.
+# newest in the memory tier, which shares their bytes with the queue.
 _QUEUE_FRACTION = 1
 
 _MIN_QUEUE_BYTES = 64 * _MIB
@@ -154,7 +154,7 @@ def shared_place(settings: Settings) -> tuple[str, bytes] | None:
 
 
 def upload_threads(cores: int) -> int:
-    """Return how many blocks to upload at the same time."""
+    """Return how many blocks a process with `cores` cores uploads at the same time."""
     return max(1, min(_MOST_UPLOADS, cores // _CORES_PER_UPLOAD))
 
 
@@ -311,7 +311,7 @@ def default_store_folder() -> Path:
 
 def default_disk_bytes(free: int, used: int) -> int:
     """Return the default quota of a store: `used` plus a tenth of the file system's `free` bytes,
-    at most 32 GiB. At least `used`, because a default must not evict anything."""
+    at most 32 GiB but at least `used`: a default must not evict anything."""
     return max(used, min(_MAX_DISK_BYTES, free // _DISK_FRACTION + used))
 
 

@@ -65,7 +65,7 @@ class ChatSession:
         return True
 
     def cancel(self) -> None:
-        """Cancel the current answer at the next step. A signal handler may call it."""
+        """Cancel the current answer at the next step. A signal handler may call this method."""
         self._is_cancelled = True
         if self._stream is not None:
             self._stream.cancel()
