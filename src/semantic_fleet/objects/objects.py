@@ -296,7 +296,7 @@ class Objects:
         self, what: str, error: Exception | None, *, writes: bool
     ) -> Iterator[str | None]:
         """Yield sentences to report after a call. A full or read-only store leaves the breaker
-        closed, because reads still work. So does a store that refuses to list or delete."""
+        closed, because reads still work. The same is true if a store refuses to list or delete."""
         refuses = self._refuses.get(what)
         if error is None:
             yield self._fails.ended()

@@ -266,7 +266,7 @@ def stop_application(address: str, drain: float) -> None:
 
 def _remove_application(drain: float) -> None:
     """Delete the application; running answers have `drain` seconds to finish. Raises OperatorError
-    if replicas remain after the time when Ray kills replicas."""
+    if replicas still run when Ray should have killed them."""
     from ray import serve
 
     if APPLICATION in serve.status().applications:

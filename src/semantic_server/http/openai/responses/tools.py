@@ -81,7 +81,7 @@ class ToolSet:
                 self._names[tool.name] = FunctionName(tool.name)
 
     def model_name(self, name: FunctionName) -> str:
-        """Return the model's name for a function; for an unknown function, its own name."""
+        """Return the name that the model sees for `name`; an unknown function keeps its name."""
         return next((known for known, one in self._names.items() if one == name), name.name)
 
     def client_name(self, model_name: str) -> FunctionName:
