@@ -71,7 +71,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFailed:
-    """Why the text between a tool call's marks is not a tool call. `TextDelta`s with it follow."""
+    """Why a text between a tool call's marks is not a call. `TextDelta`s with the text follow."""
 
     problem: str
 

@@ -56,8 +56,8 @@ def numbered_call(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A picture, sound or document in a message. The message's text has a note in place of the
-    attachment, which names it by `what`. Equal attachments have the same `digest`."""
+    """A picture, sound or document in a message. In place of the attachment, the message's text has
+    a note that contains `what`. Equal attachments have the same `digest`."""
 
     what: str
     digest: bytes

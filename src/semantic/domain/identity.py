@@ -50,11 +50,11 @@ class Identity:
         return name_of(self.client, self.session, self.agent)
 
     def numbered(self, number: int) -> str:
-        """Return the name of this identity's agent `number`; the first agent's has no number."""
+        """Return the name of agent `number` of this identity; the first agent gets no number."""
         return self.name if number == 1 else f"{self.name}{_NUMBER}{number}"
 
     def number(self, name: str) -> int | None:
-        """Return the number of the agent `name`; None if it is not an agent of this identity."""
+        """Return the number of the agent `name`; None if `name` belongs to another identity."""
         own = self.name
         if name == own:
             return 1

@@ -1,6 +1,6 @@
 """Prefix matching: how many tokens of an agent's cache a new prompt can reuse. Reuse never changes
-an answer: reused tokens are equal, at the same positions, and every layer's cache can be cut to the
-reused tokens."""
+an answer: the reused tokens equal the prompt's tokens at the same positions, and every layer's
+cache can be cut to the reused tokens."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def without_generation_prompt(n_tokens: int) -> int:
 
 
 def ends_of_turn(turn: Manifest) -> list[BlockLink]:
-    """Return the last block of an agent's turn, then the blocks at the end of the part of its
-    prompt that the next turn repeats."""
+    """Return the last block of `turn` and, if there is one, the partial block at the end of the
+    prompt tokens that the next turn repeats."""
     stop = _repeated(turn)
     links = list(turn.scope.chain(turn.token_ids))
     n_full = stop // BLOCK_TOKENS  # full blocks that the turn and the prompt share
@@ -42,8 +42,8 @@ def ends_of_turn(turn: Manifest) -> list[BlockLink]:
 
 
 def continues(newer: Manifest, older: Manifest) -> bool:
-    """Return whether the turn `newer` of an agent repeats the prompt of the turn `older`. A turn
-    after a compaction does not, and the agent may later return to the older turn."""
+    """Return whether the turn `newer` of an agent repeats the prompt of the turn `older`. After
+    a compaction, a turn repeats no earlier prompt, but the agent may return to the older turn."""
     stop = _repeated(older)
     return newer.token_ids[:stop] == older.token_ids[:stop]
 

@@ -27,7 +27,7 @@ def key_of(tenant: str, response_id: str) -> bytes:
 
 
 def owner_of(tenant: str) -> bytes:
-    """Return the 16-byte key that counts a tenant's responses and hides the tenant's name."""
+    """Return the 16-byte key under which a store counts a tenant's responses. Hides the name."""
     return digest("response-owner-v1", _utf8(tenant))[:_OWNER_BYTES]
 
 

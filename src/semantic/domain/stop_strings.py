@@ -12,10 +12,10 @@ from typing import Final
 from semantic.domain.value_objects import Thoughts
 
 _LINE: Final = 64
-"""How many characters before a mark, in its line, decide whether it is only a mention."""
+"""The most characters of a line, before a mark, in which to look for signs of a mention."""
 MENTIONS: Final = re.compile(r"""\S[ \t]+\Z|["'(\[{]\Z""")
-"""Matches the text before a mark in its line if the mark is only a word in the line and does not
-open reasoning."""
+"""Matches a line's text before a mark if the line only mentions the mark, which then does not open
+reasoning."""
 
 
 def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, str | None]:

@@ -114,7 +114,7 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The index's entry of a body not verified yet: the body's size in bytes and its tier."""
+    """The index's entry for a body not verified yet: the body's size in bytes and its tier."""
 
     n_bytes: int
     tier: Tier
@@ -145,7 +145,7 @@ class Manifest:
     """An agent at the end of its last turn. `scope` and `token_ids` determine its blocks; the first
     `prompt_tokens` of the ids were the last turn's prompt. `note` is opaque text of the caller. The
     store increments `generation` with each save. `model`, `parent` (the agent that forked or
-    started this agent), `turns` (since a fork; not counting other saves) and `saved_at` (Unix time
+    started this agent), `turns` (turns since a fork, without other saves) and `saved_at` (Unix time
     in seconds) are for display: no decision depends on a clock."""
 
     scope: Scope

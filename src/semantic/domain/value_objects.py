@@ -77,8 +77,8 @@ class LayerSpec:
     def max_blocks(self) -> int | None:
         """The most blocks that a sequence ever has in this layer; None if the number grows with the
         sequence. A window layer has the blocks that hold the window, plus one more if they leave
-        less than half a block free. New tokens go into the free room. Only when it is full does the
-        window move to the front: many steps share the cost of a move."""
+        less than half a block free. New tokens fill the free space. When all blocks are full, the
+        window moves to the front, so that many steps share the cost of a move."""
         if self.kind is LayerKind.STATE:
             return None if self.state_grows else 1
         if self.window is None:
@@ -106,7 +106,7 @@ class ModelCacheSpec:
 
     layers: tuple[LayerSpec, ...]
     reusable_tokens: int | None = None
-    """The number of a prompt's first tokens whose cache is the same however prefill divides the
+    """The number of a prompt's first tokens whose cache does not depend on how prefill divides the
     prompt into chunks; None for all tokens. A request reuses only these tokens."""
 
     readers: ClassVar[list[Callable[[object], ModelCacheSpec | None]]] = []
@@ -158,7 +158,7 @@ class ModelCacheSpec:
         return self.layers[layer_id].bytes_per_block
 
     def blocks_for(self, n_tokens: int) -> tuple[int, ...]:
-        """Return the blocks that each layer needs for a sequence of `n_tokens`."""
+        """Return how many blocks each layer needs for a sequence of `n_tokens`."""
         return tuple(layer.blocks_for(n_tokens) for layer in self.layers)
 
     def bytes_for(self, n_tokens: int) -> int:
@@ -379,7 +379,7 @@ class PrefillEvent:
 class CompletedGeneration:
     """The result of a finished request. `text` is the answer without end token and stop string;
     `tokens` are all generated tokens, the end token included. `blocks` is the agent's cache, valid
-    until the agent's next request takes it or the engine evicts it; a later request may always get
+    until the agent's next request takes it or the engine evicts it. Even then, a request accepts
     `blocks`. The request reused `cached_tokens` of the `prompt_tokens`; `match` says why it reused
     no more. `stop_string` is the stop string that ended the answer, or None. `prompt_logprobs`, if
     requested, has one entry per prompt token; the first is None."""
