@@ -2,8 +2,8 @@
 
 mlx-lm's models import `scaled_dot_product_attention` from `mlx_lm.models.base` by name, and
 `install` replaces that name in their modules. If a model calls functions of `mx` with keys, values
-or scores, its `mx` gets functions that also accept a batch. Calls whose keys are not our handle go
-to mlx-lm's or MLX's own function. Parts that depend on one sequence's length or tokens, such as
+or scores, its `mx` gets functions that also accept a batch. Calls with plain arrays as keys go to
+mlx-lm's or MLX's own function. Parts that depend on one sequence's length or tokens, such as
 sparse attention's choice of tokens, run row by row in mlx-lm's own functions. All other parts of a
 step compute the whole batch at once. `tests/integration/test_mlx_lm_contract.py` fails if mlx-lm
 changes what this hook relies on.
@@ -62,7 +62,7 @@ _Ragged = RaggedBatch[FullCache]
 
 
 def _latent_attention(call: _Call) -> _Call:
-    """Wrap DSA's attention, so that its indexer chooses among latents that it has fetched."""
+    """Wrap DSA's attention to give the cache of latents to the indexer, which chooses latents."""
 
     def attend(
         self: Module,
@@ -163,7 +163,7 @@ def scaled_dot_product_attention(
     mask: Mask | RopeScores,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """mlx-lm's attention, extended to our handles. See `mx.fast.scaled_dot_product_attention`."""
+    """mlx-lm's attention, extended to our batches. See `mx.fast.scaled_dot_product_attention`."""
     if _watchers.note is not None:
         _watchers.note(cache, mask)
     if isinstance(keys, PagedKeys):
@@ -211,7 +211,7 @@ def install(model: Module) -> None:
 def _fast_attention(
     queries: mx.array, keys: mx.array, values: mx.array, **named: object
 ) -> mx.array:
-    """`mx.fast.scaled_dot_product_attention`, extended to our handles."""
+    """`mx.fast.scaled_dot_product_attention`, extended to our batches."""
     if isinstance(keys, RaggedKeys | PagedKeys):
         return scaled_dot_product_attention(queries, keys, values, None, **named)  # type: ignore[arg-type]
     return _mlx_attention(queries, keys, values, **named)
@@ -258,8 +258,8 @@ def _decode_on_cpu(
 
     MLX's CPU attention reads the keys once per query head; with grouped heads, keys are read only
     once. Keys are the left operand, which a product with few columns reads in order. If keys were
-    the right operand, MLX would first transpose and pack them. For each row, `added` has an array,
-    (1, heads, 1, tokens), that is added to the scores or masks them, or None.
+    the right operand, MLX would first transpose and pack them. `added` has one mask per row: scores
+    to add or booleans, (1, heads, 1, tokens), or None.
     """
     n_rows, n_heads, _, head_dim = queries.shape
     kv = list(zip(keys.rows, values.rows, strict=True))
@@ -295,7 +295,7 @@ def _decode_in_slots(
     sinks: mx.array | None,
     added: Parts | None,
 ) -> mx.array:
-    """Attend one query per sequence, in one operation per part. See `_decode_on_cpu`."""
+    """Like `_decode_on_cpu`, but attend all rows that share an array in one operation."""
     n_rows, n_heads, _, head_dim = queries.shape
     kv_heads = keys.arrays[0].shape[1]
     if sinks is None:
@@ -344,7 +344,7 @@ def _scores(query: mx.array, k: mx.array, scale: float, more: mx.array | None) -
 
 
 def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:
-    """Return a stream for each row or part, so that two threads get about equally many tokens. MLX
+    """Return a stream for each item of `lengths`, so that two threads get similar work. MLX
     runs a CPU stream on one thread, and one row's attention is too little work to divide."""
     here = mx.default_stream(mx.Device(mx.cpu))
     if len(lengths) == 1:

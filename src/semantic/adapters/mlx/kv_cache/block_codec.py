@@ -77,7 +77,7 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
         pieces: Sequence[Piece],
     ) -> list[CacheT]:
         """Return the caches after `length` tokens, from the staged data and a checkpoint's pieces.
-        Layers without a piece have FULL bodies or a state."""
+        A layer without a piece has FULL bodies, or the caller restores its state."""
 
 
 class BlockCodec(Generic[CacheT, MemoryT]):
@@ -254,7 +254,7 @@ def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
 def describe(
     parts: PartLayers, shapes: Sequence[LayerShape | None], others: Sequence[tuple[int, str]]
 ) -> BlockLayout:
-    """Return the layout of a model's blocks. `others` are other layers' numbers and kinds."""
+    """Return the layout of a model's blocks. `others` lists (index, kind) of layers in no part."""
     name = {
         "full": _describe_layers(parts.full, shapes),
         "window": _describe_layers(parts.window, shapes),
@@ -276,7 +276,7 @@ def window_start(length: int, window: int) -> int:
 
 
 def window_edge(length: int, window: int) -> range:
-    """Return the positions in a checkpoint: from the window's start to the next block's start."""
+    """Return the window's positions before its first whole block: a checkpoint holds these."""
     first = window_start(length, window)
     return range(first, min(whole_blocks(first), length))
 

@@ -131,8 +131,8 @@ def paged_form(
     costs: RowCosts,
     beside: Beside,
 ) -> CacheForm:
-    """Return the form that keeps tokens in pages of `kinds`, over which `attention` computes. The
-    other layers keep mlx-lm's states; see `PagedLayers`."""
+    """Return the form that keeps tokens in pages of `kinds`, over which `attention` computes.
+    Layers without pages keep mlx-lm's states; see `PagedLayers`."""
     by_layer = {number: kind.shape for kind in kinds for number in kind.layers}
     shapes = [by_layer.get(number) for number in range(spec.n_layers)]
     make = states_of(probe.model, spec)
@@ -161,7 +161,7 @@ def _form(
     empty: Mapping[int, MlxLmCache],
     memory: BlockMemory[CacheT, MemoryT],
 ) -> CacheForm:
-    """Return the form of caches in `memory`. `empty` has new caches for layers with states."""
+    """Return a form whose codec uses `memory`. `empty` has new caches for layers with states."""
     # This reads only the shapes, and discards the arrays without computing them.
     traced = cast(list[MlxLmCache], trace(model, _TRACED)) if empty else []
     states = {i: expected_state(traced[i]) for i in empty}

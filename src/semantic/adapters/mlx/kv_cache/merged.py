@@ -62,7 +62,7 @@ class StateBatch(ArraysCache):
         self._padding = padding
 
     def take(self, counts: Sequence[int]) -> None:
-        """Set how many tokens of each row the batch's only pass computes; the other tokens are
+        """Set the number of tokens of each row in the batch's next pass; a row's other tokens are
         padding."""
         self.lengths = mx.array([*counts, *[0] * self._padding], mx.int32)  # type: ignore[assignment]
 

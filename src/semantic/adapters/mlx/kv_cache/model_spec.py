@@ -1,4 +1,4 @@
-"""A model's cache spec: the findings of `spec_reader`, plus its masks and positions.
+"""A model's cache spec: the findings of `spec_reader`, plus the model's masks and positions.
 
 A layer that keeps every token but masks old tokens counts as a sliding window. In some models keys
 depend on how a prompt is divided into chunks, so only the first tokens are reusable. The masks come
@@ -41,7 +41,7 @@ _Values = MutableMapping[str, object]
 
 @contextmanager
 def narrowed(*models: Module) -> Iterator[bool]:
-    """Narrow these models, which must not be in use; yield whether any of their numbers changed."""
+    """In the `with` block, shrink the limits of idle models; yield whether any limit changed."""
     changed: list[tuple[_Values, str, object]] = []
     try:
         for values in _configurations(models):
@@ -67,7 +67,7 @@ def _smaller(name: str, value: object) -> object:
 
 
 def _configurations(models: tuple[Module, ...]) -> Iterator[_Values]:
-    """Yield the attributes of each module, and of the arguments that created the module, once."""
+    """Yield, once each, the attributes of all modules and of their configuration objects."""
     seen: set[int] = set()
     for model in models:
         for module in cast(Callable[[], list[Module]], model.modules)():
@@ -262,7 +262,7 @@ def _with_window(layer: LayerSpec, window: int | None) -> LayerSpec:
 
 def _limits_of_positions(model: Module) -> Iterator[int]:
     """Yield lengths, in tokens, up to which positions do not depend on a chunk's length. Some
-    rotary embeddings depend on it beyond the model's original context."""
+    rotary embeddings depend on that length beyond the model's original context."""
     known: dict[tuple[object, ...], bool] = {}
     for rope in cast(Callable[[], list[Module]], model.modules)():
         limit = getattr(rope, "max_position_embeddings", None)

@@ -152,7 +152,7 @@ class LogitsProbe:
         return self._yardstick_of("unpadded" if padded else "padded")
 
     def _yardstick_of(self, batch: _Batch) -> float:
-        """Return the largest error that rounding explains, measured once in a batch of mlx-lm's:
+        """Return the largest error that rounding explains, measured once in mlx-lm's own batch:
         `padded`, `unpadded` (of equal lengths), or `copies` of one sequence."""
         if batch not in self._yardsticks:
             try:
@@ -249,7 +249,7 @@ class AttentionUse(NamedTuple):
 def attention_use(
     model: Module, spec: ModelCacheSpec, kinds: Sequence[PageKind]
 ) -> list[AttentionUse]:
-    """Return how each kind's layers call attention in a batch, without computing anything."""
+    """Return how the layers of each kind call attention in a batch, without computing anything."""
     attention_hook.install(model)
     recorders = [_Recorder() for _ in kinds]
     layers = PagedLayers(spec, kinds, recorders, states=states_of(model, spec))
@@ -354,7 +354,7 @@ def _most_rounded(differences: Sequence[float]) -> float:
 
 
 def _without_strays(differences: Sequence[float]) -> float:
-    """Return the mean without the largest third; NaN if any difference is NaN."""
+    """Return the mean of the smallest two thirds; NaN if any difference is NaN."""
     if any(math.isnan(one) for one in differences):
         return math.nan
     return statistics.mean(sorted(differences)[: -(len(differences) // _STRAYS)])

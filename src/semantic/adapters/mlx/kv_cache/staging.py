@@ -46,7 +46,7 @@ class Staging(Generic[MemoryT]):
             raise BackendError("WINDOW bodies can load only once and only into an empty sequence")
 
     def require_loaded(self, length: int, checkpoint: bytes | None, layout: BlockLayout) -> None:
-        """Raise CacheReconstructionError unless the sequence can hold `length` tokens now."""
+        """Raise CacheReconstructionError unless all data for `length` tokens is loaded."""
         if not self.length <= length <= self.full_stop:
             raise CacheReconstructionError(
                 f"cannot use {length} tokens: tokens {self.length} to {self.full_stop} are loaded"

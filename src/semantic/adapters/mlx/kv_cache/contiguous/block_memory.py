@@ -125,7 +125,7 @@ class ContiguousMemory:
         return [made.get(i, cache) for i, cache in enumerate(caches)]
 
     def _in_place(self, cache: ContiguousCache, layer: int, stop: int) -> KVBuffer:
-        """Return the arrays in which the FULL tokens up to position `stop` will stay."""
+        """Return the final arrays for the tokens of FULL bodies up to position `stop`."""
         if isinstance(cache, SequenceCache):
             if cache.buffer.capacity < whole_blocks(stop):
                 capacity = cache.buffer.capacity

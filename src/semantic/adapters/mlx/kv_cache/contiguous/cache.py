@@ -244,7 +244,7 @@ class FullCache(SequenceCache):
 
     @property
     def keys(self) -> mx.array:
-        """The buffer's keys. Models make other arrays depend on the keys, or vice versa."""
+        """The buffer's keys. Some models replace them to order computations with `mx.depends`."""
         return self.buffer.k
 
     @keys.setter

@@ -32,7 +32,7 @@ class RaggedArray(mx.array):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape, where one entry is an array of lengths, (batch,) int32, if the rows differ in
-        length. Models compute positions from that entry. As a condition, the entry raises an
+        length. Models compute positions from that entry. Using the entry as a condition raises an
         error."""
         sizes = zip(*(row.shape[1:] for row in self.rows), strict=True)
         merged = [one[0] if len(set(one)) == 1 else mx.array(one, mx.int32) for one in sizes]
@@ -42,7 +42,7 @@ class RaggedArray(mx.array):
         return RaggedArray(list(map(change, self.rows)), dtype)
 
     def swapaxes(self, axis1: int, axis2: int, stream: object = None) -> RaggedArray:  # noqa: ARG002
-        """Swap axes in each row. Axis 0 has only one entry there."""
+        """Swap axes in each row, where axis 0 has length 1."""
         return self.each(lambda row: row.swapaxes(axis1, axis2), self.dtype)
 
     def astype(self, dtype: mx.Dtype, stream: object = None) -> RaggedArray:  # noqa: ARG002

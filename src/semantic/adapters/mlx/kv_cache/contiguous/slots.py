@@ -1,10 +1,10 @@
 """Rows of a ragged batch in slots of shared arrays, for decoding on a CPU.
 
 On a CPU, the time of a step over short contexts depends only on its number of operations. Rows of
-similar capacity share an array, token i at index i of a slot, and their attention is one operation
-with a mask. A leaving row takes its tokens along and frees its slot. Large rows, for which the
-number of operations does not matter, keep separate buffers. Supports full attention only. Knows
-nothing about devices or requests.
+similar capacity share an array: one slot per row, with token i at index i. Attention is then one
+operation with a mask. A leaving row takes its tokens along and frees its slot. Large rows keep
+separate buffers, because for them the number of operations does not matter. Supports full attention
+only. Knows nothing about devices or requests.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, 
 from semantic.domain.value_objects import whole_blocks
 
 LARGEST_ROW = 1 << 20
-"""A row with more bytes in one layer stays apart: copies and padding cost more than operations."""
+"""A row with more bytes per layer keeps a separate buffer: copies cost more than operations."""
 
 MOST_PADDING = 1.5
-"""The largest ratio of an array's capacity to that of its rows: a pool's budget omits padding."""
+"""The largest ratio of an array's capacity to its rows' capacities. Pools do not count padding."""
 
 MOST_UNSEEN = 512 << 10
-"""By how many bytes in a layer a row may be shorter than the longest row in its array. MLX reads
-about as many in the time that the operations for another part would take."""
+"""The most padding of a row, in bytes per layer. In the time that operations on another array take,
+MLX reads about as much padding."""
 
 _ROOM = 64
 """The number of tokens by which a row can grow in its slot; fewer if the row has reserved fewer.
-Then the slot's array must be copied."""
+To grow further, the array must be copied."""
 
 _WAITING = 8
-"""The share of waiting rows, 1 in this many, above which all rows move to new arrays."""
+"""If more than 1 in this many rows has no slot, all rows move to new arrays."""
 
 
 class Division:
@@ -83,7 +83,7 @@ class Parts(NamedTuple):
     lengths: Sequence[int]
 
     def changed(self, change: Callable[[mx.array], mx.array], axis: int) -> Parts:
-        """Return the same parts with arrays changed by `change`, whose tokens are on `axis`."""
+        """Return parts with `change` applied to each array. Tokens are then on `axis`."""
         return self._replace(arrays=list(map(change, self.arrays)), axis=axis)
 
     def rows(self) -> tuple[mx.array, ...]:
@@ -355,7 +355,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class _Step:
-    """The positions that a step writes, (slots, 1, 1, 1), and its mask; equal in all layers."""
+    """A step's positions to write, (slots, 1, 1, 1), and its mask; all layers share the step."""
 
     at: mx.array
     mask: mx.array | None
@@ -363,8 +363,8 @@ class _Step:
 
 
 class _Steps(threading.local):
-    """A thread's steps, each created once instead of once per layer. Other threads cannot use them.
-    A step lives while some array holds it as its last step."""
+    """A thread's steps, so that all layers share a step. Each thread needs separate MLX arrays.
+    A step is freed once no `Slots` refers to it."""
 
     def __init__(self) -> None:
         self._made: WeakValueDictionary[tuple[tuple[int, ...], mx.Dtype], _Step] = (
