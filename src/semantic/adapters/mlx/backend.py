@@ -264,7 +264,7 @@ class MLXBackend:
         return self.export_to(None, sequence, part, range(start, stop))
 
     def export_to(self, room: Room | None, sequence: SequenceId, part: Part, tokens: range) -> Body:
-        """Like `export_block`, but copy a body that is not bytes yet to memory from `room`."""
+        """Like `export_block`, but a copy from the device goes to memory from `room`."""
         state = self._resting(sequence)
         with self._computing():
             self._prefill.compute_late(state)
@@ -351,7 +351,7 @@ class MLXBackend:
         return sequence
 
     def _advance(self) -> list[SampledToken]:
-        """Run one step of the batch. New sequences only consume their last prompt token."""
+        """Run one step of the batch. A new sequence only consumes its last prompt token."""
         sampled: list[SampledToken] = []
         for one in self._batch.step():
             sampled.append(self._read(one))
@@ -362,7 +362,7 @@ class MLXBackend:
         return sampled
 
     def _read(self, emitted: Emitted) -> SampledToken:
-        """Return an emitted token with its log-probabilities. `length` does not count the token."""
+        """Return an emitted token with log-probabilities. Call this before `length` counts it."""
         sequence, token, logprobs, finite = emitted
         if not finite:
             return SampledToken(sequence, token, finite=False)

@@ -28,8 +28,8 @@ _MOST_ROWS = 512
 
 @dataclass(slots=True)
 class Prompt:
-    """A sequence's caches and its number of tokens. `late` holds the last tokens while the model
-    must wait for later tokens to compute them together."""
+    """A sequence's caches and its number of tokens. `late` holds the last tokens until enough
+    tokens follow to compute a whole chunk."""
 
     caches: list[LayerCache]
     length: int = 0
@@ -45,7 +45,7 @@ class Prefill:
     methods without a docstring see `BatchBackend`."""
 
     def __init__(self, model: Module, reusable: int | None) -> None:
-        """Keys after the first `reusable` tokens depend on the chunks; if None, no keys do."""
+        """The keys of the first `reusable` tokens do not depend on chunks; None means all keys."""
         self._model = model
         self._reusable = reusable
 
@@ -73,7 +73,7 @@ class Prefill:
             prompt.length += len(tokens)
 
     def compute_late(self, prompt: Prompt) -> None:
-        """Compute the tokens that wait for a whole chunk, because no more tokens will come."""
+        """Compute the tokens in `late` now, although they do not fill a chunk."""
         late, prompt.late = prompt.late, []
         if late:
             self._pass(prompt, late)
@@ -113,13 +113,13 @@ class _PagedPrefill(Prefill):
         self._pages = pages
 
     def _are_rows(self, prompt: Prompt, n_tokens: int, n_bytes: int) -> bool:
-        """Return whether `n_tokens` may be rows of a batch that read at most `n_bytes`."""
+        """Return whether `n_tokens` are few and would read at most `n_bytes` as rows of a batch."""
         few = n_tokens <= _MOST_ROWS
         return few and self._pages.reads_as_rows(_paged(prompt), n_tokens, n_bytes)
 
 
 class RowPrefill(_PagedPrefill):
-    """Prefill of few tokens as rows, and of longer chunks, padded so that shapes recur."""
+    """Prefill of few tokens as rows, and of longer chunks with padding, so that shapes recur."""
 
     def joins(self, prompt: Prompt, n_tokens: int) -> bool:
         return self._are_rows(prompt, n_tokens, self._pages.costs.joined)
@@ -154,7 +154,7 @@ class RowPrefill(_PagedPrefill):
 
 
 class SidePrefill(_PagedPrefill):
-    """Prefill of chunks of several sequences with states, side by side."""
+    """Prefill for models with states: chunks of several sequences can share a pass."""
 
     @property
     def pads_chunks(self) -> bool:

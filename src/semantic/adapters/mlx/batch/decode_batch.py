@@ -48,13 +48,13 @@ class BatchRows:
 
     @property
     def layers(self) -> list[BatchLayer]:
-        """The caches of the first rows that compute together, by layer; callers may replace these
-        caches."""
+        """The caches of the first group of rows that compute together, by layer. Callers may
+        replace these caches."""
         return self._groups[0].layers if self._groups else []
 
     @property
     def states(self) -> list[mx.array]:
-        """New states of a step, to evaluate with its logits, which do not depend on all states."""
+        """The states after a step. Evaluate all of them, because the logits depend only on some."""
         return states(self.layers)
 
     def join(self, sequences: Sequence[Sequence[LayerCache]]) -> None:
@@ -145,7 +145,7 @@ class Emitted(NamedTuple):
     """A sequence's sampled token and the log-probabilities, (vocab,).
 
     If the sequence leaves the batch now, its caches contain the token. If the model's logits,
-    before processors, contain NaN or infinity, `finite` is False and the token arbitrary.
+    before processors, contain NaN or infinity, `finite` is False and `token` is arbitrary.
     """
 
     sequence: SequenceId
@@ -173,12 +173,12 @@ class DecodeBatch(Protocol):
         """Add sequences to the next step."""
 
     def settle(self) -> None:
-        """Append to the caches, as `leave` does, tokens that `step` returned before a step of the
-        model appended them. If `settle` fails, the batch must not be used any more."""
+        """Make the caches contain all tokens that `step` has returned, by a step of the model if
+        necessary. If `settle` fails, the batch must not be used any more."""
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
-        """Return the sampled token that is not yet emitted and that `settle` does not put into the
-        caches. Return None if there is no such token, or if the token is unknown but finite."""
+        """Return the sampled token that is not yet emitted. Return None if there is no such token,
+        or if the batch knows only that the token's logits are finite."""
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         """Take a sequence out of the batch; its caches contain all emitted tokens."""
@@ -210,8 +210,8 @@ class _Row:
 class ContinuousBatch:
     """A `DecodeBatch` for our own caches, which join and leave without copies.
 
-    It emits a sequence's first token before it launches the following step. If the batch has older
-    rows, it does so only with `launch_blocks`, and then also reads their tokens before that launch.
+    `step` emits a sequence's first token before it launches the next step. If the batch also has
+    older rows, `step` does this only with `launch_blocks`, and emits all rows' tokens at once.
     """
 
     max_joins_per_step = None

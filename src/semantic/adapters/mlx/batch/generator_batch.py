@@ -1,7 +1,7 @@
 """Decode batches over mlx-lm's own caches: with its BatchGenerator, or one sequence at a time.
 
 The generator pads its rows; this module uses only its public interface. If mlx-lm can compute only
-one sequence at a time, each step has a forward pass per sequence, so that no stream waits.
+one sequence at a time, each step has a forward pass per sequence, so that all sequences advance.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def padding_works(model: Module) -> bool:
 
 
 def can_pad(spec: ModelCacheSpec, layers: CacheLayers) -> bool:
-    """Return whether all layers keep every token, and keep it in our contiguous caches."""
+    """Return whether all layers keep every token in our contiguous caches."""
     if not isinstance(layers, ContiguousLayers) or not all(layers.ragged):
         return False
     return all(layer.kind is LayerKind.FULL for layer in spec.layers)
