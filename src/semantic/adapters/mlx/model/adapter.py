@@ -1,7 +1,7 @@
 """Adapters that mlx-lm trained for a model: low-rank layers (LoRA, DoRA), or replaced weights.
 
-The only module that knows how mlx-lm stores and applies them: `tests/integration/test_adapters.py`
-fails if mlx-lm changes the way. Knows folders and modules; does not know a model's source.
+Only this module knows how mlx-lm stores and applies adapters; `tests/integration/test_adapters.py`
+fails if mlx-lm changes this. Knows folders and modules; does not know a model's source.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter whose files are valid by themselves. `parameters` configure low-rank layers in the
+    """An adapter with valid files. `parameters` configure low-rank layers in the model's
     last `layers` layers, or in all layers if `layers` is negative. `shapes` has each array's shape
     by name; `n_bytes` is the arrays' bytes in memory."""
 
@@ -80,8 +80,8 @@ def read_adapter(folder: Path) -> Adapter:
 
 def apply_adapter(model: Module, adapter: Adapter) -> Module:
     """Return `model` with the adapter applied, without computing anything. The result shares all
-    other arrays with `model`, which does not change. Raises ModelNotFoundError for another model's
-    adapter."""
+    arrays that the adapter does not replace; `model` does not change. Raises ModelNotFoundError for
+    another model's adapter."""
     replaced = {name.rpartition(".")[0] for name in adapter.shapes}
     adapted = share(model, replaced if adapter.kind == "full" else ())
     base = arrays_of(adapted)
@@ -128,7 +128,7 @@ class _Config:
         self._fields: dict[str, object] = fields
 
     def kind(self) -> Kind:
-        """Return how mlx-lm tuned the model."""
+        """Return the way in which mlx-lm tuned the model."""
         given = self._fields.get("fine_tune_type", "lora")
         for one in cast("tuple[Kind, ...]", get_args(Kind)):
             if given == one:
@@ -136,7 +136,7 @@ class _Config:
         raise self._wrong("fine_tune_type to be lora, dora or full", given)
 
     def layers(self) -> int:
-        """Return the number of layers, from the last layer on, that have low-rank layers."""
+        """Return how many of the last layers have low-rank layers; negative for all layers."""
         given = self._fields.get("num_layers")
         if type(given) is not int:
             raise self._wrong("num_layers to be an integer", given)

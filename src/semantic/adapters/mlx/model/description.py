@@ -1,7 +1,7 @@
 """Descriptions of models: their layers' caches, their size, and the form of their weights.
 
 Before loading, this module builds the model from its configuration as mlx-lm does, but never
-evaluates it, so it needs no weights and no memory. Knows folders that contain a config.json.
+evaluates the model, and so needs no weights or memory. Knows folders that contain a config.json.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GENERATION_CONFIG = "generation_config.json"
 _CONTEXT_FIELD = "max_position_embeddings"
 _MAX_CONFIG_BYTES = 1 << 22
 _MAX_LAYERS = 2048
-"""More layers than any model has. A limit, as configurations are untrusted and building is slow."""
+"""The most layers to accept: configurations are untrusted, and building layers is slow."""
 
 _MAX_VOCABULARY = 1 << 31
 
@@ -195,7 +195,7 @@ def _kind(layer: LayerSpec, rank: object) -> CacheKind:
 
 
 def _text_value(config: Mapping[str, object], name: str) -> object:
-    """Return a field of the configuration, or of the text model's configuration inside it."""
+    """Return a field of the configuration, or of its part for the text model."""
     return config.get(name) or _text_config(config).get(name)
 
 

@@ -73,7 +73,7 @@ def cache_folder() -> Path:
 
 
 class DigestCache:
-    """Digests by the state of files. An unusable cache counts as empty and raises no error."""
+    """Maps files' states to digests. An unusable cache counts as empty and raises no error."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder

@@ -33,9 +33,9 @@ def join(model: Module, names: Sequence[Sequence[str]] = JOINED) -> Module:
 
 
 def share(model: Module, apart: Collection[str] = ()) -> Module:
-    """Copy a tree of modules, but share modules that contain no other modules: both trees then see
-    new arrays in these modules, such as those from `join`. Also copies the modules at the paths in
-    `apart`, with the same arrays."""
+    """Copy a tree of modules, but share modules that contain no other modules. If `join` replaces
+    arrays in a shared module, both trees see the new arrays. Modules at the paths in `apart` are
+    copied too, with the same arrays."""
     modules = cast("Callable[[], list[tuple[str, Module]]]", model.named_modules)()
     same = {
         id(one): one

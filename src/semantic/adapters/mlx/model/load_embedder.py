@@ -1,7 +1,7 @@
 """Embedding models: mlx-lm's decoders and mlx-embeddings' encoders, pooled as their files declare.
 
 A decoder computes a batch in chunks of columns over mlx-lm's own caches. Padding is on the right,
-where causal attention never looks. A decoder whose logits come from other states fails to load.
+so causal attention ignores padding. A decoder's logits must come from the pooled states.
 mlx-embeddings takes the mean for every encoder, so this module pools as the files of
 sentence-transformers declare. Depends on names in both packages. Runs on the computing thread.
 """

@@ -144,7 +144,7 @@ class MLXModelProvider:
     """
 
     def __init__(self, *, any_chip: bool = False, ranks: Callable[[], Ranks] | None = None) -> None:
-        """MLX's thread calls `ranks` once."""
+        """`ranks` meets the other ranks; MLX's thread calls `ranks` once."""
         self._any_chip = any_chip
         self._meet = ranks
         self.ranks: Ranks | None = None
@@ -245,8 +245,8 @@ def reading_model(
 
 
 def adapting(model: Module, name: str, folder: Path) -> Slices[tuple[Module, str]]:
-    """Apply the adapter in `folder` to `model`, whose fingerprint is `name`, in slices. Returns a
-    model that shares `model`'s weights, and its fingerprint. Raises ModelNotFoundError."""
+    """Apply the adapter in `folder` to `model`, whose fingerprint is `name`, in slices. Returns
+    the new model, which shares `model`'s weights, and its id. Raises ModelNotFoundError."""
     files = adapter_files(folder)
     adapter = read_adapter(folder)
     with (

@@ -61,8 +61,8 @@ class _Cache(Protocol):
 
 
 _Heads = tuple[mx.array, mx.array]
-"""The heads, (rows, heads, 1, head_dim), of queries, keys and values, rotated and then
-unrotated."""
+"""All heads of queries, keys and values, (rows, heads, 1, head_dim): with rotation, and
+without."""
 
 _Start = Callable[[mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
 _Middle = Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
@@ -70,7 +70,7 @@ _End = Callable[[mx.array, mx.array], mx.array]
 
 
 def source_digest(module: ModuleType) -> str:
-    """Return a digest of a module's source code: of its layers, and of its model without output
+    """Return a digest of the source code of a module's layers and of its model without the output
     layer."""
     parts = [getattr(module, name, None) for name in (*_PARTS, _MODELS[module])]
     source = "".join(inspect.getsource(part) for part in parts if part is not None)
@@ -212,7 +212,7 @@ class _Outside:
         return cast(mx.array, self._model.norm(h))
 
     def masks(self, caches: Sequence[_Cache]) -> list[mx.array | None]:
-        """Return each layer's mask for the step, which must not have begun."""
+        """Return each layer's mask for the next step. Call this before the step appends tokens."""
         mask = caches[0].make_mask(1, return_array=False, window_size=None)
         return [mask] * len(caches)
 

@@ -142,7 +142,7 @@ class LeadingBackend(MLXBackend):
         grammars: GrammarCompiler | None,
         ranks: Ranks,
     ) -> None:
-        """See `MLXBackend`; `form` is of rank 0's shard. From now on, other ranks follow."""
+        """See `MLXBackend`; `form` is of rank 0's shard. The other ranks must run `follow`."""
         super().__init__(form, model_id, vocab_size, grammars, None, ranks.from_first)
         self.ranks = ranks
         self._outcomes = Outcomes(ranks)
@@ -207,7 +207,7 @@ class LeadingBackend(MLXBackend):
             return super().return_memory(room)
 
     def memory_to_spare(self) -> int | None:
-        """Return how many more bytes every rank has to spare, see `device.memory_to_spare`. A rank
+        """Return how many more bytes every rank has to spare; see `device.memory_to_spare`. A rank
         that has not reported counts as using as much as rank 0: shards have equal size."""
         used = device.memory_in_use()
         spare = [most - used for most in tuple(self._most.values())]
@@ -240,8 +240,8 @@ class LeadingBackend(MLXBackend):
         params: SamplingParams,
         drawn: int,
     ) -> None:
-        """See `BatchBackend.start`. The other ranks learn of the call only after the grammar has
-        compiled; until then, they miss no computation."""
+        """See `BatchBackend.start`. Announces the call only after the grammar has compiled: the
+        other ranks have nothing to compute before that."""
         super().start(sequence, last_token, history, params, drawn)
         with self._announced(Op.START, sequence, last_token):
             pass
@@ -372,7 +372,7 @@ class LeadingBackend(MLXBackend):
                 self._outcomes.failed_there(frame.number, rank, frame.text)
 
     def _give_up(self) -> None:
-        """Make all futures fail, because no more frames arrive, so that a store stops waiting."""
+        """Fail all futures when no more frames can arrive, so that no store keeps waiting."""
         for arriving in list(self._arriving.values()):
             with suppress(InvalidStateError):
                 arriving.data.set_exception(OSError(errno.EIO, "lost a rank"))

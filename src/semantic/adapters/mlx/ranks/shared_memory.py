@@ -30,7 +30,7 @@ LEAST_BYTES = 1 << 15
 """Parts with fewer bytes are sent, not shared, since each piece costs a mapping per process."""
 _COPY_THREADS = 4
 _PREPARED = 4
-"""How many bodies can be on their way at once."""
+"""How many pieces to map in advance: one for each body that may be in transit."""
 
 
 class Loan(NamedTuple):
@@ -128,7 +128,7 @@ class SharedMemory:
     def __init__(self, channels: Sequence[ChannelPort], transfers: Transfers | None) -> None:
         """`channels` lead to the other ranks; `transfers` copy to and from the device."""
         self.dropped: deque[int] = deque()
-        """The numbers of those pieces that the other ranks may unmap."""
+        """The numbers of the pieces that the other ranks may unmap."""
         self._channels = channels
         self._transfers = transfers
         self._driver = None if transfers is None else transfers.driver
