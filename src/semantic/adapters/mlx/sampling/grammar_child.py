@@ -192,7 +192,7 @@ def _memory() -> int:
 
 
 def _limit_address_space(n_bytes: int) -> None:
-    """Allow only `n_bytes` more, where possible, because memory may grow fast between two
+    """Allow only `n_bytes` more address space, if possible: memory may grow fast between two
     checks."""
     with suppress(OSError, ValueError):  # the file exists only on Linux
         used = int(_PAGES.read_text().split()[0]) * resource.getpagesize()

@@ -96,8 +96,8 @@ class GrammarCompiler:
             raise UncheckedGrammarError(unknown, compiles=False)
 
     def require_enforceable(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError if a client's `grammar` is not valid by itself. As part of a
-        larger grammar, it might fail only in mid-answer. Raises UncheckedGrammarError if the
+        """Raise InvalidRequestError if a client's `grammar` is not valid by itself. An invalid
+        part of a larger grammar might fail only in mid-answer. Raises UncheckedGrammarError if the
         grammar needs a check first."""
         if self._verdicts is None:
             self.check(grammar)

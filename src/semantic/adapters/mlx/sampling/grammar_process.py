@@ -207,8 +207,8 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _reason(status: int, limits: ProcessLimits) -> str:
-    """Return the reason to refuse the grammar that the process had when it ended, from its exit
-    `status`. Raises CapacityError if the grammar was not to blame."""
+    """Return the reason to refuse the grammar on which the process ended with exit `status`.
+    Raises CapacityError if the grammar was not to blame."""
     if status == -signal.SIGPROF:
         return f"compiling it takes more than {limits.cpu_s:g} s of CPU time; {_SIMPLER}"
     if status in (OUT_OF_MEMORY, -signal.SIGABRT):

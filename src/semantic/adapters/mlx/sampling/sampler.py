@@ -143,8 +143,8 @@ def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[To
 def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcessor:
     """Return a processor for OpenAI's penalties: `presence` counts once per distinct token in the
     answer, `frequency` once per occurrence. mlx-lm's penalties count prompt tokens too, and only
-    recent tokens. Steps carry the counts along. The first call counts all earlier tokens, so a
-    preemption changes no penalty."""
+    recent tokens. The first call counts all earlier tokens, and each later call only new tokens,
+    so a preemption changes no penalty."""
     counts: mx.array | None = None
     counted = n_prompt
 

@@ -34,7 +34,7 @@ _MADE = 1 << 28
 """The most characters in all values that a template makes, which may repeat a large chat's texts
 several times."""
 _OBJECT, _REFERENCE = 64, 8
-"""The characters that a new part of a list or a turn of a loop counts as, and a reused part."""
+"""Characters to count for a new part of a list or a turn of a loop, and for a reused part."""
 _LARGEST_NUMBER = 1 << 24
 """The largest number that a template may pass to a function or filter, as a width or a count."""
 _LARGEST_BITS = 1 << 12
@@ -126,8 +126,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(value[slice(*bounds)], _REFERENCE)
 
     def turn(self, n_characters: int, n_parts: int) -> str:
-        """Count a turn of a loop, or a call of a macro, with a text of `n_characters` and lists of
-        `n_parts`."""
+        """Count a turn of a loop, or a call of a macro, which writes `n_characters` of fixed text
+        and makes lists with `n_parts` in all."""
         if _budget.ends is not None:
             _budget.turns += 1
             _add(n_characters)
@@ -303,7 +303,7 @@ def _has_nested_field(text: str) -> bool:
 
 
 def _check_numbers(called: object, given: Iterable[object]) -> None:
-    """Refuse large numbers that may be a width or a count; allow large numbers to format."""
+    """Refuse large numbers that may be a width or a count; a format may print large numbers."""
     too_large = any(isinstance(one, int) and abs(one) > _LARGEST_NUMBER for one in given)
     if too_large and _name(called) not in _FORMATS:
         raise TemplateLimitError("the chat template calls a function with too large a number")

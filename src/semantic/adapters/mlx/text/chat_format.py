@@ -119,8 +119,8 @@ class IncrementalRenderer:
         return after is not None and whole[-len(after.tokens) :] != after.tokens
 
     def _is_supported(self) -> bool:
-        """Return whether a substitute and a full rendering have equal tokens right after the
-        answer."""
+        """Return whether the tokens right after an answer stay the same if a substitute replaces
+        the history."""
         question, tool = Message("user", "probe1"), Tool("probetool")
         later = Message("tool", "probe4", tool_call_id="probe5") if self.loops_only else question
         last = []

@@ -103,7 +103,7 @@ def in_parts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
 def detect_features(
     apply: Apply, source: str, *, parses_calls: bool, numbered_ids: bool = False
 ) -> TemplateFeatures:
-    """Detect by trial what a template supports. `source` is its text, empty if it is Python code.
+    """Detect a template's features by trial. `source` is its text; empty for a template in Python.
     Without `parses_calls`, no parser understands the template's calls, and the template counts as
     having no tools. With `numbered_ids`, ids of calls must contain the tool's name."""
     probe = _Probe(apply)

@@ -34,8 +34,8 @@ _BYTES: Final = {chr(byte): byte for byte in _PRINTABLE} | {
 
 
 def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], str]:
-    """Return a tokenizer's `decode`. Leaves out its Python code if that code does not change the
-    result."""
+    """Return a function with the results of a tokenizer's `decode`. If possible, the function skips
+    transformers' Python code."""
     backend = _backend(decode)
     if backend is None:
         return decode
@@ -54,7 +54,7 @@ def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes
 
 
 def _bytes(spelling: str) -> bytes:
-    """Return the bytes for a token's characters. An added token may have characters of its own."""
+    """Return the bytes for a token's characters. An added token may have other characters."""
     try:
         return bytes(_BYTES[character] for character in spelling)
     except KeyError:
@@ -89,8 +89,8 @@ _LONG_RUN: Final = 1 << 12
 _OTHER: Final = " a "
 """Text that ends a run, so that patterns for the end of the text do not match the run."""
 _SQUARE: Final = 8
-"""The factor in time, for four times as many characters, from which on the time counts as growing
-with the square of their number. Exact growth with the square would give a factor of 16."""
+"""If a run four times as long takes more than this many times as long, the time counts as growing
+with the square of the length. Exact growth with the square would give a factor of 16."""
 _MOST_SECONDS: Final = 1.0
 
 NO_TEMPLATE = "this model has no chat template; send a plain prompt"
@@ -169,8 +169,8 @@ class MLXTokenizer:
 
     def _require_soon(self, text: str) -> None:
         """Raise InvalidRequestError if the longest run of spaces, or of other characters, would
-        take too long. In some models, the time grows with the square of the run's length, and
-        cannot be cut short."""
+        take too long to encode. In some models, the time grows with the square of the run's
+        length, and encoding cannot be interrupted."""
         if len(text) <= _LONG_RUN:
             return
         run = max(_RUN.finditer(text), key=lambda one: one.end() - one.start())
@@ -280,7 +280,7 @@ class SpecialTokens:
         return self._encode_as_text(text[:1]) + self._encode_as_text(text[1:])
 
     def encode_following(self, text: str) -> list[int]:
-        """Return the tokens of a text that follows another text."""
+        """Return the tokens of a part of a text, so that SentencePiece puts no space before it."""
         return self._encode_after_newline(text) if self._adds_space else self._encode(text)
 
     def _encode_after_newline(self, text: str) -> list[int]:
