@@ -2,7 +2,7 @@
 
 `kv_cache` contains caches and their stored bytes, `batch` decodes, `sampling` draws tokens, `text`
 and `model` handle tokenizers and weights, and `backend` puts them together. Importing this package
-loads OpenBLAS and sets MLX's environment variables, as must happen before `import mlx.core`. The
+loads OpenBLAS and sets MLX's environment variables; both must happen before `import mlx.core`. The
 package keeps `import mlx_lm` from lowering the limit on open files, and says how to install MLX.
 """
 
@@ -41,8 +41,8 @@ def load_openblas() -> BlasStatus:
 
 def blas_kernel() -> str:
     """Return the release and core type of the loaded OpenBLAS, such as "OpenBLAS 0.3.21 Haswell";
-    "own" if OpenBLAS is not loaded. Both determine how OpenBLAS rounds sums. The number of threads
-    does not, because one thread computes each sum."""
+    "own" if OpenBLAS is not loaded. Rounding depends on release and core type, but not on the
+    number of threads, because one thread computes each sum."""
     if not _LOADED:
         return "own"
     config, core = _LOADED[0].openblas_get_config, _LOADED[0].openblas_get_corename
@@ -74,7 +74,7 @@ DISTRIBUTION = "semantic-engine"
 """The package's name on package indexes; Python imports it as `semantic`."""
 
 _RECEIPTS = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx install --force"}
-"""For each installer, the file that it leaves in an environment, and its command to reinstall."""
+"""Maps the file that an installer leaves in an environment to the installer's command."""
 
 
 def what_to_install() -> str:

@@ -36,7 +36,7 @@ _WARNED_PART = 16
 @dataclass(frozen=True, slots=True)
 class _Files:
     """The files in which a cgroup version reports a control group's memory: its limit and its use.
-    `droppable` are the names in the file `stat` of memory that the system may drop at any time."""
+    `droppable` names the counters in `memory.stat` of memory that the system may drop."""
 
     root: Path
     limit: str
@@ -145,7 +145,7 @@ def _children() -> list[str]:
 
 
 def anonymous_bytes(process: str) -> int:
-    """Return a process's resident bytes on Linux, without pages of files; 0 after its end."""
+    """Return a process's resident bytes on Linux, without pages of files; 0 if it has ended."""
     try:
         status = (_PROC / process / "status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -175,8 +175,8 @@ DeviceKind = Literal["CPU", "Metal", "CUDA"]
 @dataclass(frozen=True, slots=True)
 class Device:
     """MLX's default device. `memory_bytes` is its memory, and `used_bytes` the memory that MLX has
-    allocated. `free_bytes` is the memory that the process can have in total: free memory plus its
-    own or, on Metal, the recommended maximum."""
+    allocated. `free_bytes` is the memory that the process can have in total: free memory plus the
+    process's own or, on Metal, the recommended maximum."""
 
     kind: DeviceKind
     name: str
@@ -250,7 +250,7 @@ def memory_kept() -> int:
 
 
 def give_memory_back() -> None:
-    """Return freed memory, which the process keeps only for reuse, to the system."""
+    """Return freed memory to the system instead of keeping it for reuse."""
     mx.clear_cache()
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # the C library is not glibc

@@ -2,7 +2,7 @@
 
 It is `mlx/VERSION/cpu` in the system's temporary folder, and operations determine its file names.
 So other users with write access there decide which code runs. Only the variable TMPDIR moves the
-folder. MLX's CUDA backend keeps kernels next to it. Does not import MLX.
+folder. `own` also sets a folder for the kernels of MLX's CUDA backend. Does not import MLX.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOADED: Final = Path("/proc/self/maps")
 
 
 class KernelFolder:
-    """This process's own folder, with the files that earlier processes compiled and loaded."""
+    """This process's own folder, which starts with files that earlier processes compiled."""
 
     def __init__(self, root: Path) -> None:
         """Raise OSError unless `root` is private, has free space, and may hold programs."""
@@ -60,7 +60,7 @@ class KernelFolder:
             os.link(file, self._files / file.name)
 
     def keep(self) -> None:
-        """Keep the files that this process was able to load, for later processes."""
+        """Give later processes the compiled files that this process was able to load."""
         with suppress(OSError):  # on failure, later processes compile them again
             loaded = _LOADED.read_text()
             for file in self._files.glob("*.so"):
@@ -128,14 +128,14 @@ def own() -> Path:
 
 
 def keep() -> None:
-    """Keep what this process has compiled for later processes, if it uses a `KernelFolder`."""
+    """Call `KernelFolder.keep` if this process has a `KernelFolder`."""
     for folder in _own:
         folder.keep()
 
 
 def require_own() -> Path:
-    """Return the folder in which MLX compiles in this process, for programs that must not move the
-    folder. Raises BackendError if other users may write there."""
+    """Return the folder in which MLX compiles by default. For programs that do not call `own`.
+    Raises BackendError if other users may write there."""
     given = (os.environ[name] for name in _VARIABLES if name in os.environ)
     folder = Path(next(given, Path("/", "tmp")))
     for name in _BELOW:

@@ -51,8 +51,8 @@ class HostAllocator(Protocol):
 
 
 class CopyDriver(HostAllocator, Protocol):
-    """Copies to and from a device. Any thread may call all methods except `address`. Calls return
-    after the copy. Raises MemoryError if host memory is short, RuntimeError if the device fails."""
+    """Copies to and from a device. Any thread may call all methods except `address`. A call returns
+    after its copy. Raises MemoryError if host memory is short, RuntimeError if the device fails."""
 
     def address(self, array: mx.array) -> int:
         """Return the device address of the first byte of an evaluated, contiguous array. Only MLX's
@@ -60,7 +60,7 @@ class CopyDriver(HostAllocator, Protocol):
         the array, which makes MLX move it."""
 
     def pin(self, address: int, n_bytes: int) -> None:
-        """Let the device access other host memory directly, until `unpin`."""
+        """Let the device access host memory that is not from `allocate`, until `unpin`."""
 
     def unpin(self, address: int) -> None:
         """Undo `pin`."""
@@ -82,7 +82,7 @@ _MOST_FREE_BYTES = 1 << 30
 """The most bytes of unused memory to keep for reuse."""
 
 _STEP = 4 << 20
-"""The unit of larger sizes of pieces, in bytes. Smaller sizes are powers of two."""
+"""Larger pieces are multiples of this many bytes; smaller pieces are powers of two."""
 
 
 class HostMemory:
@@ -97,7 +97,7 @@ class HostMemory:
 
     def take(self, n_bytes: int) -> memoryview:
         """Return memory of `n_bytes` with arbitrary content, reused after its last view is gone.
-        Takes slower memory if there is no more memory that the device accesses directly. Raises
+        Takes slower memory if no memory is left that the device accesses directly. Raises
         MemoryError."""
         size = _size_for(n_bytes)
         with self._lock:
