@@ -51,10 +51,10 @@ from semantic.ports.store import StorePort
 MAX_ID_LENGTH = 256
 """The most characters of an agent's name."""
 _LOOKED = 200
-"""The most saved agents to read for a page, unless its limit is higher: each agent is a file."""
+"""The most saved agents to read for a page, unless the page has more: each agent is a file."""
 
 Owner: TypeAlias = str | bytes
-"""A tenant's name, or its tag if the name is unknown and the engine holds no agent of it."""
+"""A tenant's name, or its tag if the engine does not know the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class AgentDirectory:
     # On the engine's thread
 
     def owner(self, engine: BlockPoolBatchEngine, tenant: Tenant) -> Owner:
-        """Return the name of `tenant`, or its tag if neither the engine nor the caller knows the
+        """Return the name of `tenant`, or the tenant's tag if the engine does not know the
         name. Raises AgentNotFoundError for an unknown tenant."""
         if isinstance(tenant, str):
             return tenant
@@ -234,10 +234,10 @@ class AgentDirectory:
         only: AgentFilter = EVERY_AGENT,
         seen: Mapping[str, Activity] | None = None,
     ) -> tuple[Sequence[Manifest], bool, str | None]:
-        """Return at most `limit` saved agents that `only` accepts, last saved first; whether more
-        agents follow; and the name of the last agent read. Starts after the agent `after`, and
-        reads a limited number of agents. `seen` has the activity of agents with a request. Raises
-        AgentNotFoundError if `after` is not saved."""
+        """Return three values: at most `limit` saved agents that `only` accepts, last saved first;
+        whether more agents follow; the name of the last agent read. Starts after the agent `after`,
+        and reads a limited number of agents. `seen` has the activity of agents with a request.
+        Raises AgentNotFoundError if `after` is not saved."""
         scope, last = self.scope(tenant), None
         if after is not None:
             before = self._agents.manifest(scope, after)
@@ -408,7 +408,7 @@ _RESUMED_FROM = (Part.WINDOW, Part.CHECKPOINT)
 
 
 def _found(footprint: AgentFootprint, block: ChainBlock) -> Found | None:
-    """Return the index's entry of the block's first stored body; all bodies have its tier."""
+    """Return the index's entry of the block's first stored body; all its bodies are in one tier."""
     bodies = (footprint.found.get(block.key(part)) for part in Part)
     return next((one for one in bodies if one is not None), None)
 

@@ -1,6 +1,6 @@
 """AgentFinder and AgentNames: find the agent that a request without an agent's name continues.
 
-The request continues the agent whose last prompt is the longest prefix of its prompt. Requests with
+The agent is the one whose last prompt is the longest prefix of the request's prompt. Requests with
 a client identity match only that identity's agents: see `SessionAgents`. Knows digests of prompts
 and the agents with a request in progress; knows nothing about engines, stores or text. A wrong
 match affects only the name: requests share blocks by content.
@@ -81,7 +81,7 @@ class AgentFinder:
     ) -> str:
         """Return the agent that a prompt of `tokens` continues, or a new name. Takes the agent
         whose last prompt is the longest prefix of `tokens`; among agents with the same prompt, the
-        most recently used. Never takes a `busy` agent. With an `origin`, takes an agent of its
+        most recently used. Never takes a `busy` agent. With an `origin`, takes an agent of that
         identity, see `SessionAgents.find`. Call `remember` to record the match."""
         tag = self._tag(tenant)
         if origin is not None:
@@ -125,7 +125,7 @@ class AgentFinder:
             return self._sessions.origin(self._tag(tenant), agent_id)
 
     def restore(self, manifests: Iterable[Manifest]) -> None:
-        """Record saved agents, most recently used first; all count as used before the known agents.
+        """Record saved agents, most recently used first, as used earlier than all known agents.
         Skips imported agents: only requests that name an imported agent may use its cache."""
         for manifest in manifests:
             if manifest.scope.salt:
@@ -204,7 +204,7 @@ class _Tails:
 
     def longest(self, packed: bytes, busy: Container[str]) -> str | None:
         """Return the agent with the longest tail that is a prefix of `packed`, except `busy`
-        agents. Searches once per length."""
+        agents. Does one look-up for each length of a tail."""
         for length in sorted(self._lengths, reverse=True):
             names = self._names.get(packed[:length], ()) if length <= len(packed) else ()
             found = next((name for name in reversed(names) if name not in busy), None)

@@ -88,7 +88,7 @@ class AgentFootprint:
 def footprints(
     store: StorePort, manifests: Sequence[Manifest], chain: Callable[[Manifest], Chain] = chain_of
 ) -> list[AgentFootprint]:
-    """Return the footprints of the agents `manifests`. The time does not grow with other agents."""
+    """Return the footprints of the agents `manifests`. The time depends only on these agents."""
     chains = [chain(manifest) for manifest in manifests]
     users = store.agents.users(list({block.hash: None for blocks in chains for block in blocks}))
     stored = store.find([key for blocks in chains for key in _keys(blocks)])
@@ -111,7 +111,7 @@ _PAGE = 64
 def walk(
     agents: AgentIndexPort, scope: Scope, page: int = _PAGE, after: Place | None = None
 ) -> Iterator[Manifest]:
-    """Yield a scope's manifests after the place `after`, newest first; read `page` at a time."""
+    """Yield a scope's manifests after the place `after`, newest first. Read `page` per query."""
     while found := agents.page(scope, page, after):
         yield from found
         if len(found) < page:

@@ -125,7 +125,7 @@ class AgentTransfers:
     # Inside
 
     def _receiving(self, tenant: Tenant) -> str:
-        """Return the name of `tenant`. Raises AgentNotFoundError unless it has an API key."""
+        """Return the name of `tenant`. Raises AgentNotFoundError if the tenant has no API key."""
         if isinstance(tenant, str):
             return tenant
         if tenant not in self._tenants:
@@ -325,7 +325,7 @@ class ServedAgents:
         return await asyncio.wrap_future(self._thread.call(function))
 
     async def _work(self, tenant: Tenant, function: Callable[[], T], *, is_short: bool = True) -> T:
-        """Run `function` on a worker thread. Its time counts for the tenant, or for the operators
-        if the request names a tenant by its id."""
+        """Run `function` on a worker thread. The time counts as used by the tenant, or by the
+        operators if `tenant` is a tenant's id."""
         name = tenant if isinstance(tenant, str) else _OPERATORS
         return await self._workers.run(name, function, is_short=is_short)

@@ -111,8 +111,8 @@ class _Member:
 
 @dataclass(slots=True)
 class _Agents:
-    """A group's agents by name, least recently used first. New agents get numbers above
-    `dropped`."""
+    """A group's agents by name, least recently used first. The number in a new agent's name is
+    above `dropped`."""
 
     members: OrderedDict[str, _Member] = field(default_factory=OrderedDict)
     dropped: int = 0
@@ -144,8 +144,8 @@ class SessionAgents:
         agents of the same origin, except `busy` agents, whose last prompt and `tokens` share a
         prefix of at least half the shorter prompt. Takes the agent with the longest shared prefix;
         among equals, an agent whose whole prompt is the prefix, then the most recently used. If no
-        agent qualifies, takes the agent that shares most messages with `thread`: its system message
-        or tools have changed."""
+        agent qualifies, takes the agent that shares most messages with `thread`: the conversation's
+        system message or tools have changed."""
         group = self._groups.get((tag, origin.identity.name), _Agents())
         lengths = {member.prompt.n_tokens for member in group.members.values()}
         prompt, prefixes = digests_and_prefixes(tokens, lengths)
