@@ -45,8 +45,8 @@ _ROLES: dict[str, Role] = {role[0]: role for role in get_args(Role)}
 
 
 def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
-    """Return a note of up to three lines: `origin` (from `Origin.note`, or ""), `parts` and
-    `last`."""
+    """Return a note of up to three lines: `origin` (from `Origin.note`, or ""), `parts` as JSON,
+    and `last`, the submission's own note."""
     lines = [origin] if origin else []
     if parts is not None:
         text = json.dumps(_written(parts), ensure_ascii=False, separators=(",", ":"))
@@ -148,9 +148,9 @@ class Origin:
 
 def origin_of(identity: Identity, chat: Chat | None) -> Origin:
     """Return the origin of a request for `chat` (None: for a plain prompt). The kind depends on
-    tools: clients request titles and summaries without tools under the conversation's identity. The
-    kind of a shared identity depends on the first messages too, as all its conversations may have
-    equal instructions."""
+    tools: clients request titles and summaries without tools under the conversation's identity. If
+    several conversations share the identity, the kind also depends on the first messages, because
+    their instructions may be equal."""
     kind = _TOOLS if chat is not None and chat.tools else _NO_TOOLS
     if identity.shared and chat is not None:
         kind = f"{kind}-{_first_messages(chat).hex()}"
@@ -177,8 +177,8 @@ def session_and_client_in(note: str) -> tuple[str | None, str | None]:
 
 
 def parent_of(manifest: Manifest) -> str | None:
-    """Return the agent from which this agent is a fork, or else the parent that its client
-    named."""
+    """Return the name of the agent's parent: the original of a fork, or else the parent that the
+    client named."""
     return manifest.parent if manifest.parent is not None else parent_in(manifest.note)
 
 

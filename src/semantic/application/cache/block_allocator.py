@@ -35,10 +35,10 @@ _DONE, _IDLE, _EXPECTED = range(3)
 
 
 class IdleCaches:
-    """Holds each agent's newest cache, in least recently used order. The pool counts an agent as a
-    holder of its cache's blocks, and its references to them as evictable. Evicts from the tenant
-    with most cached tokens. Hints change the order only within a tenant. Not thread-safe: the
-    caller locks."""
+    """Holds each agent's newest cache, in least recently used order. In the pool, the agent is a
+    holder of the cache's blocks, and its references to the blocks are evictable. Evicts from the
+    tenant with most cached tokens. Hints change the order only within a tenant. Not thread-safe:
+    the caller locks."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class IdleCaches:
         self._tokens: Counter[str] = Counter()  # per tenant
 
     def get(self, key: CacheKey) -> AgentBlocks | None:
-        """Return the agent's cache, or None if the agent has no cache. Does not count as a use. The
-        caller must not change the cache."""
+        """Return the agent's cache, or None if the agent has no cache. The call does not count as a
+        use of the cache. The caller must not change the cache."""
         return self._caches.get(key)
 
     def put(self, key: CacheKey, blocks: AgentBlocks) -> None:
@@ -71,9 +71,9 @@ class IdleCaches:
         self._pool.mark_evictable(blocks.all_blocks(), blocks.owner)
 
     def heed(self, key: CacheKey, hints: Hints) -> None:
-        """Follow an agent's hints: evict the cache of a finished agent before its tenant's other
-        caches, and the cache of an expected agent after them. At the expected time the cache counts
-        as just used. Does nothing without a cache or a hint."""
+        """Follow an agent's hints: evict the cache of a finished agent before the tenant's other
+        caches, and the cache of an expected agent after the other caches. From the expected time
+        on, that cache counts as last used at that time. Does nothing without a cache or a hint."""
         own = self._tenants.get(key.tenant)
         if own is None or key not in self._caches:
             return

@@ -1,6 +1,6 @@
 """Positions at which prefill stops to take checkpoints.
 
-No sequence can shorten a window or a state, so prefill saves both where a later request is likely
+A sequence cannot shorten windows or states, so prefill saves them where a later request is likely
 to continue. Knows positions and sizes; knows nothing about requests or the contents of a
 checkpoint.
 """
@@ -33,18 +33,18 @@ _STATES_ALONE = 512
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """The fewest tokens between checkpoints: `grid` applies to the grid (a power of two from 256 to
-    4,096), `at_end` to a prompt's end and the checkpoint before that end (from 64 to 4,096)."""
+    """The fewest tokens between checkpoints, as powers of two: `grid` (256 to 4,096) between
+    regular checkpoints, `at_end` (64 to 4,096) between the last two checkpoints of a prompt."""
 
     grid: int
     at_end: int
 
 
 def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
-    """Return the smallest distances at which checkpoints stay within their byte limits. In the
-    grid, a checkpoint may have as many bytes as the keys and values since the previous checkpoint
-    (of full attention, or else of windows). A chunk of `best_chunk` tokens has at most two
-    checkpoints."""
+    """Return the smallest distances at which checkpoints stay within their byte limits. On the
+    grid, a checkpoint may have as many bytes as full attention's keys and values since the previous
+    checkpoint; in a model without full attention, windows' keys and values count instead. A chunk
+    of `best_chunk` tokens has at most two checkpoints."""
     per_token = _bytes_per_token(spec, LayerKind.FULL)
     if not per_token:
         per_token = _bytes_per_token(spec, LayerKind.SLIDING_WINDOW)
@@ -61,7 +61,7 @@ def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
 
 
 def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
-    """Return the bytes of a checkpoint `distance` tokens after another, without shared blocks."""
+    """Return the bytes that a checkpoint adds `distance` tokens after the previous checkpoint."""
     return sum(
         layer.state_bytes
         if layer.window is None
@@ -85,12 +85,12 @@ class Junctions:
 
     @property
     def least_bytes(self) -> int:
-        """The bytes of checkpoints that a group of requests may take before it computes a token."""
+        """The most bytes of checkpoints of a group of requests without a computed token."""
         whole = 2 * MOST_TOKENS - 1  # after a whole window, in the middle of a block
         return _FREE_JUNCTIONS * self.bytes_at(whole, 0)
 
     def budget(self, n_tokens: int) -> int:
-        """Return the bytes that checkpoints may have for `n_tokens` computed tokens."""
+        """Return the most bytes of checkpoints that computing `n_tokens` tokens allows."""
         if self._per_token:
             return _TIMES_WHERE_LIKELY * self._per_token * n_tokens
         grid = self._apart.grid  # states alone
@@ -141,7 +141,7 @@ def _most_useful(
     near: Sequence[int], up_to: Sequence[int], start: int, left: int, right: int
 ) -> list[tuple[int, int, int, int]]:
     """Return, as a list of at most one tuple, the junction between the chosen junctions `left` and
-    `right` that saves most tokens and is far enough from both. The tuple has minus the saved
+    `right` that saves most tokens and is not too near to them. The tuple has minus the saved
     tokens, minus the junction's index, `left` and `right`. `up_to[i]` requests diverge before
     junction i."""
     before = near[left] if left >= 0 else start

@@ -30,16 +30,16 @@ from semantic.ports.store import CacheStorePort
 _LOADS = 10
 """The number of recent loads that determine the cost of a tier."""
 _OLDER = 0.6
-"""The weight of a load relative to the next newer load. With `_ABOVE`, a tier counts as slow after
-three slow loads in a row, and as fast after one fast load, since other work only slows loads
+"""The weight of a load relative to the next newer load. Because of `_ABOVE`, a tier counts as slow
+after three slow loads in a row, and as fast after one fast load, since other work only slows loads
 down."""
 _ABOVE = 2.0
-"""The error of a line above a load, as a multiple of the error of a line equally far below it."""
+"""The factor for the error of an estimate that is too high; the factor is 1 if too low."""
 _ALIKE = 0.05
 """The difference in error, as a part of the loads' time, below which lines are equally likely."""
 _TRIALS = 3
-"""The loads after which a local tier may count as slower than computing: it rarely is slower, but
-the first loads of a process often are."""
+"""The loads after which a local tier may count as slower than computing: local tiers are rarely
+slower, but the first loads of a process often are slow."""
 _MOST_LOST = 1 / 4
 """The loss at which a load stops, as a fraction of the seconds to compute its prefix."""
 _FIRST_PROBE, _LATER_PROBES = 1 / 8, 1 / 64
@@ -53,8 +53,8 @@ _SLOWEST_FIRST = (Tier.REMOTE, Tier.DISK, Tier.UPLOADS, Tier.QUEUE, Tier.MEMORY)
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The conditions for reading a prefix that takes `seconds` to compute. The load compares its
-    time with computing after `first` bodies, and whenever the number of bodies has doubled."""
+    """The conditions for reading a prefix that takes `seconds` to compute. After `first` bodies,
+    and after each doubling of that number, the load decides whether computing would be faster."""
 
     seconds: float = inf
     first: int = FEWEST_AT_ONCE
@@ -115,8 +115,8 @@ class TierCost:
         self._lines = _likely_lines(list(self._loads))
 
     def seconds(self, n_bytes: float) -> float:
-        """Return the expected seconds of a load of `n_bytes`, the smallest likely value: a larger
-        load may cost no more, and can stop early. Returns 0 before the first load."""
+        """Return the smallest likely seconds of a load of `n_bytes`, because a load that takes
+        longer can stop early. Returns 0 before the first load."""
         return min((line.seconds(n_bytes) for line in self._lines), default=0.0)
 
     def is_worth_it(self) -> None:
@@ -213,7 +213,7 @@ def _likely_lines(loads: list[tuple[float, float]]) -> list[Line]:
 
 
 def _lines(loads: list[tuple[float, float]]) -> Iterator[Line]:
-    """Yield all lines through one or two of `loads` whose two costs are at least 0."""
+    """Yield all lines without negative costs through one or two of `loads`."""
     for n_bytes, seconds in loads:
         yield Line(seconds, 0.0)
         yield Line(0.0, seconds / n_bytes)
@@ -269,7 +269,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The sequence's `length` in tokens after a load; `end` says why it is not longer. `seconds`
+    """The sequence's `length` in tokens after a load; `end` says why the load ended. `seconds`
     leaves out waits for other work. The load read `bytes_by_tier` in `n_reads` sequential reads."""
 
     length: int
@@ -416,7 +416,7 @@ class Loader:
         return {key: body for key, body in found.items() if len(body) == sizes[key]}
 
     def _read_group(self, group: list[Target]) -> list[bool]:
-        """Read a group of bodies into their targets; return, for each, whether it is verified."""
+        """Read a group of bodies into their targets; return whether each body is verified."""
         try:
             here = self._resident([header for header, _ in group])
             for header, target in group:

@@ -36,10 +36,10 @@ from semantic.ports.store import CacheStorePort, LookUpPort, StorePort
 @dataclass(frozen=True, slots=True)
 class StoredPrefix:
     """The first `length` tokens of a prompt, as bodies to read. `full` has the blocks from position
-    `start` on; the last block may have more tokens than needed. The store has FULL blocks for
-    `known` tokens: more than `length` if no checkpoint is at their end. `junction` is the position
-    where the prompt differs from all stored tokens; None unless a checkpoint there is worthwhile.
-    `is_public` says whether all tenants share the bodies."""
+    `start` on; the last block may have more tokens than needed. The store has FULL blocks of the
+    first `known` tokens: more than `length` if no checkpoint follows these blocks. `junction` is
+    the position where the prompt differs from all stored tokens; None unless a checkpoint there is
+    worthwhile. `is_public` says whether all tenants share the bodies."""
 
     length: int
     start: int = 0
@@ -230,7 +230,7 @@ _THREADS = 8
 _SECONDS = 2.0
 """The seconds that a request waits for its look-up, if necessary; a long prompt waits longer."""
 _TOKENS_PER_SECOND = 10_000
-"""The rate of computing that limits how long a long prompt waits for its look-up."""
+"""The assumed rate of prefill: a look-up may take as long as computing a long prompt."""
 
 
 class Discovery:
@@ -254,7 +254,7 @@ class Discovery:
         self._threads = FairThreads(_THREADS, "look-up")
 
     def begin(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> Future[None]:
-        """Start `look_up` on another thread; return the future of its end."""
+        """Start `look_up` on another thread; return a future that ends with the look-up."""
         look_up = partial(self.look_up, agent_id, tenant, tokens)
         return self._threads.submit(tenant, look_up, is_short=True)
 

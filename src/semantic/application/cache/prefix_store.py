@@ -87,9 +87,9 @@ class PrefixStore:
         self._loader.keep_within(n_bytes // _READ_PART)
 
     def resumes(self, request: Request) -> bool:
-        """Return whether a preempted request can resume from its saved sequence. It cannot if
-        sequences resume only at checkpoints and the checkpoint has all its tokens, as the last
-        token must run again."""
+        """Return whether a preempted request can resume from its saved sequence. The last token
+        must run again, so False if sequences resume only at checkpoints and the checkpoint has all
+        of the request's tokens."""
         return not self._layout.needs_checkpoint or request.to_prefill > 0
 
     # Agents
@@ -141,7 +141,7 @@ class PrefixStore:
         return state.prefix
 
     def decline(self, request: Request) -> None:
-        """Record that the request uses the pool's prefix; the stored prefix stays its fallback."""
+        """Record that the request uses the pool's prefix; the stored prefix stays the fallback."""
         state = self._state(request)
         if state.prefix is not None:
             self.shared.continues_from(request, state.prefix.length)
@@ -230,12 +230,12 @@ class PrefixStore:
 
     @property
     def ahead_bytes(self) -> int:
-        """See `Prefixes.ahead_bytes`. Half of the memory tier."""
+        """See `Prefixes.ahead_bytes`. Returns half of the memory tier's quota."""
         tiers = (one.max_bytes for one in self._store.stats() if one.tier is Tier.MEMORY)
         return sum(tiers) // 2
 
     def find_ahead(self, request: Request) -> StoredPrefix | None:
-        """Return the result of `find` if a part is on disk. Callers hold the engine's lock."""
+        """Return the stored prefix if a part of it is on disk. Callers hold the engine's lock."""
         prefix = self.find(request)
         if prefix is None or not prefix.bytes_in(Tier.DISK):
             return None

@@ -35,11 +35,11 @@ _PATIENCE = 0.05
 
 
 class Prefixes(Protocol):
-    """The stored prefixes that `ReadAhead` reads. Its thread calls these methods without a lock."""
+    """The stored prefixes for `ReadAhead`, whose thread calls these methods without a lock."""
 
     @property
     def ahead_bytes(self) -> int:
-        """The bytes of memory for bodies that no request needs yet."""
+        """The most bytes of memory for bodies that no request needs yet."""
 
     def stored_prefix(self, agent_id: str, tenant: str) -> StoredPrefix | None:
         """Return the stored prefix of the agent's last turn; None if the store has none."""
@@ -52,7 +52,7 @@ class Prefixes(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """A prefix to read at the time `due`; None stands for the prefix of the agent's last turn."""
+    """A read at the time `due`. If `prefix` is None, reads the prefix of the agent's last turn."""
 
     due: float
     prefix: StoredPrefix | None = None
@@ -169,7 +169,7 @@ class ReadAhead:
                 self._changed.wait_for(lambda: self._reading != key, rest)
 
     def _left(self, key: CacheKey) -> int:
-        """Return the bytes that remain for the agent `key` beside other agents' unused reads."""
+        """Return the bytes that unused reads of other agents leave for the agent `key`."""
         now, most = self._clock(), self._prefixes.ahead_bytes  # without the lock: this may be slow
         with self._changed:
             others = ((one, *held) for one, held in self._held.items() if one != key)

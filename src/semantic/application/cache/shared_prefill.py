@@ -1,8 +1,8 @@
-"""SharedPrefill: one request computes the tokens that several requests share; the other requests
-wait.
+"""SharedPrefill: one request computes the tokens that several requests share; the others wait.
 
-`CommonPrefixes` compares the prompts of a tenant as they arrive, which decides where a request
-takes checkpoints for others. Knows requests and the blocks that they compute. Uses no store.
+`CommonPrefixes` compares the prompts of a tenant as they arrive. The common prefixes decide where a
+request takes checkpoints for other requests. Knows requests and the blocks that they compute. Uses
+no store.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _HEAD_BYTES = FEWEST_TOKENS * array("I").itemsize
 @dataclass(slots=True)
 class _Group:
     """The requests of one tenant that begin with the same `FEWEST_TOKENS` tokens. `version` changes
-    with each addition or removal. `compared` are the requests to compare prompts with, from version
-    `compared_at`. `allowance` is the number of bytes that checkpoints may take where requests
-    diverge."""
+    with each addition or removal. `compared` lists the requests to compare a prompt with; the list
+    was made at version `compared_at`. `allowance` is the number of bytes that checkpoints may take
+    where requests diverge."""
 
     allowance: int
 
@@ -236,7 +236,7 @@ class SharedPrefill:
     # Life of a request
 
     def add(self, request: Request) -> None:
-        """Add a new request, so that other requests take checkpoints where it will continue. Skips
+        """Add a new request, so that other requests take checkpoints for its prompt. Skips
         a request with `keep` off: a checkpoint where another request diverges would reveal its
         tokens."""
         if self._needs_checkpoint and request.keep:
@@ -278,7 +278,7 @@ class SharedPrefill:
         it. The claiming request computes the block for all; the other requests read it from the
         store. A request in the middle of a block always continues. If sequences resume only at
         checkpoints, other requests wait for the claiming request's last checkpoint in their shared
-        prefix. A request with `keep` off waits for others, but computes only for itself."""
+        prefix. A request with `keep` off may wait, but computes only for itself."""
         if self._needs_checkpoint:
             return not self._waits(request)
         self.release(request)
@@ -412,7 +412,7 @@ class SharedPrefill:
         """Return whether the request waits for another request's checkpoint. Once that request
         takes no more checkpoints in the shared prefix, or ends, the request looks for saved blocks
         before it computes. The number of useless waits is limited, so that later, shorter requests
-        cannot keep it waiting."""
+        cannot delay the request forever."""
         plan = self._plan(request)
         if plan.looks_again or plan.in_vain >= _MOST_IN_VAIN or request.scoring:
             return False
@@ -426,7 +426,7 @@ class SharedPrefill:
         return plan.waits_for is not None
 
     def _leaders(self, request: Request) -> Iterator[tuple[Request, int]]:
-        """Yield each request that computes tokens for `request`, with the shared tokens' number."""
+        """Yield each request that computes tokens for `request`, and the number of these tokens."""
         for other, shared in self._common.of(request, request.computed + FEWEST_TOKENS):
             if self._leads(other, shared, request):
                 yield other, shared
