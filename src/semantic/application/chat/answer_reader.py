@@ -52,10 +52,10 @@ class AnswerReader:
 
     The reader looks for calls if the chat has tools and may call them. A call inside reasoning ends
     the reasoning: a model that forgets to close its reasoning still means the call. The reader
-    emits a call in a known spelling while the model writes it, other calls at their end. A call
-    that the reader can neither parse nor has emitted becomes text with its marks. A call without
-    its end keeps its name and the final part of its arguments; the reader drops a call without a
-    whole name.
+    emits a call in a known spelling while the model writes it, other calls at their end. The
+    reader emits an unparsable call as text with its marks, unless a part was emitted already. If
+    the answer ends inside a call, the call keeps its name and the finished part of its arguments.
+    The reader drops a call without a whole name.
 
     An answer in a requested format has reasoning and calls only at its beginning; later marks are
     text. Headers divide an answer into messages. Log-probabilities accompany the text of their
@@ -132,8 +132,8 @@ class AnswerReader:
     ) -> tuple[list[AnswerPiece], AnswerReason]:
         """Return the last pieces, and the reason for the answer's end; `reason` is the engine's.
         Returns "tool_calls" for an answer that has calls and stopped by itself or at `done`, unless
-        a stop string (`stopped`) cut the last call: a client must not execute that call. Drops a
-        mark that "length" cut short."""
+        a stop string (`stopped`) cut the last call: a client must not execute that call. Drops an
+        incomplete mark if `reason` is "length"."""
         pieces = [] if self._done else list(self._rest(cut=reason != "stop", stopped=stopped))
         by_itself = reason == "stop" or (reason == "cancelled" and self._done)
         self._done = True
@@ -172,9 +172,9 @@ class AnswerReader:
             self._enter(mark)
 
     def _is_text(self, mark: str, before: str) -> bool:
-        """Return whether `mark`, after the text `before`, is only a mention, so that the answer's
-        part continues. Mentions are a mark in code, the start mark of reasoning as a word in a
-        line, and the end mark of reasoning in text after reasoning."""
+        """Return whether `mark`, after the text `before`, is only a mention, so that the current
+        part of the answer continues. Mentions are a mark in code, the start mark of reasoning as a
+        word in a line, and the end mark of reasoning in text after reasoning."""
         part = self._opens[mark]
         line = self._found.line.removesuffix(mark)
         if mark == self._unmarked:
@@ -257,7 +257,7 @@ class AnswerReader:
         return True
 
     def _expect(self, *parts: _Part) -> None:
-        """Look only for marks that begin one of `parts` from here on."""
+        """From here on, look only for marks that begin one of `parts`."""
         self._found.look_for([mark for mark, part in self._opens.items() if part in parts])
 
     def _rest(self, *, cut: bool, stopped: bool) -> Iterator[AnswerPiece]:
@@ -321,7 +321,7 @@ class AnswerReader:
         return all(call.name in self._syntax.tools for call in read.calls)
 
     def _written(self, parts: Sequence[CallPart]) -> Iterator[AnswerPiece]:
-        """Emit `parts` of calls; only parts of the first call if the answer may have one call."""
+        """Emit `parts` of calls; only parts of the first call if no other is allowed."""
         for part in parts:
             if part.name is not None:
                 self._calls += 1

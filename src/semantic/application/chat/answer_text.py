@@ -88,7 +88,7 @@ class MarkFinder:
         self._is_whole = True
 
     def look_for(self, marks: Sequence[str]) -> None:
-        """Cut the text at `marks` from here on."""
+        """From here on, cut the text at `marks`."""
         self._marks = tuple(marks)
 
     @property
@@ -118,7 +118,7 @@ class MarkFinder:
         return before, mark
 
     def put_back(self) -> None:
-        """Put the last mark back before the held text, to search it as text."""
+        """Put the last mark back before the held text, so that `take` treats the mark as text."""
         self._held = self.mark + self._held
         self.line = self.line.removesuffix(self.mark.text)
 
@@ -242,9 +242,9 @@ class CallText:
         return self._done(ReadCall(rest=calls.rest)) if is_over else None
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
-        """Return the result when the answer ends; None outside calls. Text that was `cut` keeps the
-        final part of its calls. After a stop string (`stopped`), the last call may be unfinished
-        and keeps its emitted part. Text without an end mark is complete if parsing succeeds."""
+        """Return the result when the answer ends; None outside calls. In a `cut` answer, calls keep
+        their finished parts. After a stop string (`stopped`), the last call may be unfinished and
+        keeps its emitted part. Text without an end mark is complete if parsing succeeds."""
         if self._whole is None:
             calls = self._streamed
             self._certain += calls.finish(cut=cut, stopped=stopped)

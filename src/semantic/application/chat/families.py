@@ -16,7 +16,7 @@ from semantic.ports.chat import OBJECTS, CallForm, CallSpelling, Headers, Marks
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The form of calls in a family of models: between `marks`, in JSON or in an own `spelling`.
+    """The form of calls in a family of models: between `marks`, in JSON or in their own `spelling`.
     `names` are the names of the family's parser; `models` describes the models. All texts of
     `template` must occur in the chat template, or else all `tokens` in the vocabulary. `bare` says
     that an answer may begin with a call without its mark. `thought` has the marks of reasoning if
@@ -74,7 +74,7 @@ _THOUGHTS: Final = (
 that uses a pair contains both marks."""
 
 _UNREAD: Final = "none"
-"""The name of no parser: with this choice, the server does not separate reasoning."""
+"""The choice to use no parser of reasoning: the server then does not separate reasoning."""
 
 HERMES: Final = Family(
     ("hermes", "qwen2_5", "qwen3", "json_tools"),
@@ -331,7 +331,7 @@ class Parsers:
         _check("reasoning_parser", self.reasoning, {_UNREAD, *reasoning_parsers()})
 
     def thought(self, found: Marks | None) -> Marks | None:
-        """Return the marks of reasoning of the chosen parser, or `found` without a choice."""
+        """Return the marks of reasoning of the chosen parser; `found` if none is chosen."""
         return found if self.reasoning is None else reasoning_parsers().get(self.reasoning)
 
 

@@ -1,4 +1,4 @@
-"""Checks clients' grammars before this process compiles them: fair among tenants, within limits. A
+"""Checks clients' grammars before this process compiles them, within limits fair to all tenants. A
 probe must compile a grammar to learn its cost; `Verdicts` remembers the result. Knows nothing about
 processes or compilers."""
 
@@ -71,8 +71,8 @@ class _Check:
 
 
 class GrammarChecks:
-    """Checks one grammar per probe at a time, but only one per tenant. Tenants take turns. Stops or
-    skips a check when its last request no longer waits."""
+    """Checks grammars, one at a time on each probe and for each tenant. Tenants take turns. Stops
+    or skips a check when no request waits for the check any more."""
 
     def __init__(
         self,

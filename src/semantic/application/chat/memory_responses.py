@@ -13,7 +13,7 @@ ROW_BYTES: Final = 512
 
 
 class MemoryResponses:
-    """Implements `ResponsesPort` in memory. Stores bytes, whose number is easy to limit."""
+    """Implements `ResponsesPort` in memory. Stores encoded responses, whose size is known."""
 
     def __init__(self, max_bytes: int) -> None:
         self._kept: FairLru[str, bytes] = FairLru(max_bytes)

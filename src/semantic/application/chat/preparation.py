@@ -46,8 +46,8 @@ _SAMPLED = 8
 """The length of the sample from the start of a longer prompt, in characters per token of the
 context. Usual text has 2 or 3 characters per token."""
 _DENSE = 2
-"""The number of contexts that the sample of a text fills if the text cannot fit. The sample's last
-tokens may merge with the following text, but that does not halve the number of tokens."""
+"""The limit on the sample's tokens, in contexts: a text whose sample has more tokens cannot fit.
+The sample's last tokens may merge with the following text, but that does not halve their number."""
 
 
 _MOST_MESSAGES = 1 << 15
@@ -59,9 +59,9 @@ _MOST_REFUSED = 1 << 14
 
 
 class Attachments:
-    """Refuses attachments of a user's latest messages that this model cannot read. Thread-safe. The
-    policy "reject-once" refuses an attachment only the first time, since clients repeat the message
-    in every later request."""
+    """Refuses attachments that this model cannot read, in a user's latest messages. Thread-safe.
+    The policy "reject-once" refuses an attachment only the first time, since clients repeat the
+    message in every later request."""
 
     def __init__(self, policy: ImageInput) -> None:
         self._policy = policy
@@ -101,9 +101,9 @@ class Preparation:
         checks: GrammarChecks | None = None,
         image_input: ImageInput = "reject-once",
     ) -> None:
-        """`check_grammar` is the backend's function; `checks` runs the checks that must come first.
-        `default_max_tokens` limits the answers to requests without a limit. `longest_token` is the
-        length of the longest token, in characters."""
+        """`check_grammar` is the backend's function; `checks` tries unknown grammars in a probe
+        first. `default_max_tokens` limits the answers to requests without a limit. `longest_token`
+        is the length of the longest token, in characters."""
         self._tokenizer = tokenizer
         self._format = chat_format
         self._replay = replay
@@ -173,7 +173,7 @@ class Preparation:
         return rendered.tokens
 
     def _budget(self, chat: Chat, tokens: int | None, *, opened: bool) -> ThinkingBudget | None:
-        """Return the budget for an answer's reasoning; None without limit or marks."""
+        """Return the budget for an answer's reasoning; None without a limit or without marks."""
         marks, end_tokens = self._format.thought_marks, self._format.thought_end_tokens
         if tokens is None or marks is None or not end_tokens:
             return None
@@ -183,7 +183,7 @@ class Preparation:
         )
 
     def _thoughts(self, stop: Sequence[str], *, opened: bool) -> Thoughts | None:
-        """Return the marks between which stop strings have no effect; None without any."""
+        """Return the marks between which stop strings have no effect; None without marks."""
         marks, headers = self._format.thought_marks, self._format.headers
         if headers is not None:
             return Thoughts(headers.starts[0], headers.answer, opened=True) if stop else None

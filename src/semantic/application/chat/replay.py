@@ -74,9 +74,9 @@ _OWNER_BYTES = 16
 class Replayed:
     """A rendered conversation, and the turn that it continues. The first `start` tokens, with the
     digest `parent`, come from a recorded turn and contain the first `n_replayed` messages. `point`
-    is the conversation's point; the store counts its turns for `owner`. `answers` maps the index of
-    each later answer to its relation to the generated answer. `tool_texts` are the canonical texts
-    of the tools, `defaults` the arguments that clients may add to calls."""
+    identifies the conversation up to here; the store counts the turn for `owner`. `answers` maps
+    the index of each later answer to its relation to the generated answer. `tool_texts` are the
+    canonical texts of the tools, `defaults` the arguments that clients may add to calls."""
 
     rendered: RenderedChat
     point: Point

@@ -1,6 +1,6 @@
 """Arguments of one call in a model's own spelling, converted to JSON while the model writes them.
 SpelledArguments is the common part of all spellings. ListedArguments reads arguments with
-separators: it emits the final part of a string at once, and other values at their end."""
+separators: it emits a string while the model writes it, and other values at their end."""
 
 from __future__ import annotations
 

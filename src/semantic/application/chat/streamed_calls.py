@@ -237,8 +237,8 @@ class StreamedCalls:
 
     def finish(self, *, cut: bool, stopped: bool) -> list[CallPart]:
         """Return the last parts when the answer ends. A call that a limit (`cut`) or a stop string
-        (`stopped`) ended keeps the final part of its arguments; without arguments, it keeps its
-        name if the name is complete."""
+        (`stopped`) ended keeps the finished part of its arguments. A call without arguments is
+        kept if its name is complete."""
         if self._arguments is not None:
             self._end_open(self._arguments, cut=cut, stopped=stopped)
         elif cut and not self.is_ended and self.is_known is not False:
@@ -377,7 +377,7 @@ class StreamedCalls:
         return follows == "none"
 
     def _push(self, read: _Arguments, end: int) -> None:
-        """Pass the text up to `end` to the reader `read`, and emit the final part."""
+        """Pass the text up to `end` to the reader `read`, and emit the part that is final."""
         text, self._at = self._text[self._at : end], end
         self._keep(text)
         self._n_pushed += len(text)
@@ -388,7 +388,7 @@ class StreamedCalls:
             self._release()
 
     def _end_broken(self) -> bool:
-        """End unreadable arguments at the first end mark, after its arrival."""
+        """End unreadable arguments at the first end mark, or keep the text if none has arrived."""
         at, mark = first_mark(self._end_marks, self._text, self._at)
         if self._first_mark is not None:
             self._end_arguments(self._first_mark)
@@ -427,8 +427,8 @@ class StreamedCalls:
         self._end(self._text[self._at :])
 
     def _end_arguments(self, n_source: int) -> None:
-        """End open arguments after the first `n_source` characters of their source: emit JSON in
-        its written form, and the final part of arguments in tags."""
+        """End open arguments after the first `n_source` characters of their source: emit JSON as
+        the model wrote it, and the JSON that ends other arguments."""
         if n_source == self._first_mark and self._ending:
             self._written.append(CallPart(None, self._ending))
         source = "".join(self._source)
@@ -455,7 +455,7 @@ class StreamedCalls:
         self._n_source += len(text)
 
     def _release(self) -> None:
-        """Emit the final part of the arguments, and keep the source of the remaining part."""
+        """Emit the arguments that are final, and keep the source of the remaining arguments."""
         if self._held:
             self._written.append(CallPart(None, self._held))
             self._held = ""

@@ -151,7 +151,7 @@ class TaggedArguments(SpelledArguments):
         return found["key"] not in self._seen
 
     def _put(self, text: str) -> None:
-        """Add `text` to the value; emit the final part of a text value."""
+        """Add `text` to the value; if the value is text, emit the part that is final."""
         more = self._value.push(text)
         if more and not self._value.is_sent:
             self._value.is_sent = True

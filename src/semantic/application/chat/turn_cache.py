@@ -30,8 +30,8 @@ _Packed = tuple[Turn, bytes]
 
 
 class Writes:
-    """A queue of writes that `n_threads` threads run; refuses a write that would exceed `max_bytes`
-    in the queue. Thread-safe."""
+    """A queue of writes that `n_threads` threads run. Refuses a write if the queue would then hold
+    more than `max_bytes`. Thread-safe."""
 
     def __init__(self, n_threads: int, max_bytes: int, name: str) -> None:
         """Threads start with the first writes; the threads' names begin with `name`."""
