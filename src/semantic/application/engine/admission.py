@@ -122,7 +122,7 @@ class Admission:
         )
 
     def _retry_after(self, excess: int) -> int:
-        """Return the seconds in which a submission and `excess` bytes leave at the recent rate."""
+        """Estimate the seconds until one submission and `excess` bytes have left the queue."""
         (since, _), *left = self._left
         if not left:
             return _DEFAULT_RETRY

@@ -196,7 +196,7 @@ class BlockPoolBatchEngine:
         self._scheduler.is_shared = by_tenants
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Let `guard` limit chunks and batch, and start only work for which it has memory."""
+        """Let `guard` limit chunks and batch; admit requests only while the guard has memory."""
         self._scheduler.keep_within(guard)
         if self._prefixes is not None:
             self._prefixes.keep_within(guard.max_bytes)

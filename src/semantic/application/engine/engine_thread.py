@@ -38,8 +38,8 @@ _RETRY_AFTER = 5
 _NO_MEMORY = "the process has reached its memory limit; running requests must finish first"
 
 _SUBMISSIONS_PER_STEP, _ACCEPT_SECONDS = 16, 0.02
-"""The most submissions and seconds per step. To accept a submission searches the store and competes
-with the threads that prepare others: many submissions must not delay the running requests."""
+"""The most submissions, and the most seconds, to accept per step. Accepting a submission searches
+the store and competes with the threads that prepare prompts, which delays running requests."""
 
 
 def _ignore(_: object) -> None:
@@ -70,11 +70,11 @@ class EngineThread:
         clock: Clock = time.monotonic,
         on_failure: Callable[[Exception], None] = _ignore,
     ) -> None:
-        """The thread calls all three functions. Other engines step between two slices of `build`.
-        `rebuild` makes an engine around the failed engine's store. `on_failure` receives each
-        unexpected exception of the engine or a listener; the thread drops the exception's traceback
-        after the call. Other engines may share `loop`; with `keep_store` the store stays open when
-        the thread ends."""
+        """The thread calls `build`, `rebuild` and `on_failure`. Other engines step between two
+        slices of `build`. `rebuild` makes an engine around the failed engine's store. `on_failure`
+        receives each unexpected exception of the engine or a listener; the thread drops the
+        exception's traceback after the call. Other engines may share `loop`; with `keep_store` the
+        store stays open when the thread ends."""
         self.ready: Future[None] = Future()
         self._build = build
         self._rebuild = rebuild
@@ -126,7 +126,7 @@ class EngineThread:
         """Refuse submissions, finish or cancel accepted requests, save every agent, then return
         whether the thread has ended. With `drain`, requests may finish within `timeout` seconds;
         after that, or without `drain`, the thread cancels the requests and saves their tokens. A
-        second call cancels them at once; then both calls return."""
+        second call cancels the requests at once; then both calls return."""
         with self._changed:
             again = self._stop is not None
             seconds = timeout if drain and not again else 0.0
@@ -144,9 +144,9 @@ class EngineThread:
     # Submissions
 
     def submit(self, submission: Submission, listener: Listener) -> RequestHandle:
-        """Queue `submission`; the engine validates it before its next step (see `accepted`). Raises
-        OverloadedError if the queue is full, memory is short, the model is loading or the thread is
-        stopping, and BackendError if the engine has failed for good."""
+        """Queue `submission`, which the engine validates before its next step (see `accepted`).
+        Raises OverloadedError if the queue is full, memory is short, the model is loading or the
+        thread is stopping, and BackendError if the engine has failed for good."""
         handle = RequestHandle(submission, listener)
         with self._changed:
             if not self._state.accepts_submissions or self._admission is None:
@@ -159,7 +159,7 @@ class EngineThread:
         return handle
 
     def cancel(self, handle: RequestHandle) -> None:
-        """Cancel a request within one step. Does nothing if it has finished."""
+        """Cancel a request within one step. Does nothing for a finished request."""
         if handle.accepted.cancel():
             if self._admission is not None:
                 self._admission.leave(handle)

@@ -60,8 +60,8 @@ class _Place:
 
 @dataclass(slots=True)
 class _Agent:
-    """An agent in the queue. `places` are its requests in the regular order, sorted by `turn`;
-    `n_waiting` counts all its waiting requests."""
+    """An agent in the queue. `places` are its requests that were neither preempted nor overtaken
+    too often, sorted by `turn`; `n_waiting` counts all its waiting requests."""
 
     served: int = 0
     n_waiting: int = 0
@@ -71,8 +71,8 @@ class _Agent:
 
 @dataclass(slots=True)
 class _Tenant:
-    """A tenant: `agents` have waiting requests, `order` lists the agents with requests in the
-    regular order. `arrivals` has each waiting request's number and arrival, sorted by number."""
+    """A tenant: `agents` have waiting requests, `order` lists the agents with `places`, next agent
+    first. `arrivals` has each waiting request's number and arrival, sorted by number."""
 
     served: int = 0
     agents: dict[str, _Agent] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class FairQueue:
         self._leave(self._places[request.uid])
 
     def first(self, running: Sequence[Request]) -> Request:
-        """Return the first request, given the `running` ones. The queue must not be empty."""
+        """Return the first request while `running` requests run. The queue must not be empty."""
         return next(self._in_order(running)).request
 
     def take(
@@ -189,8 +189,8 @@ class FairQueue:
     def _of_busy_tenant(
         self, name: str, n_running: int, agents: Counter[tuple[str, str]]
     ) -> Iterator[tuple[int, int, int, int, int, str, str]]:
-        """Yield the sort keys of the agents, in order, of a tenant that has running requests. The
-        values that compare an agent with agents of other tenants precede the names."""
+        """Yield the sort keys of one tenant's agents, in order. The tenant has running requests. In
+        a key, the values to compare across tenants come before the names."""
         tenant = self._tenants.get(name)
         if tenant is None:
             return

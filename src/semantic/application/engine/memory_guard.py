@@ -16,8 +16,8 @@ from semantic.ports.serving import MemoryFigures
 _INTERVAL = 0.25
 """Seconds between two measurements."""
 _PARTS = 16
-"""The divisor of the limit for the part that stays free; after freeing memory, two parts are
-free."""
+"""The number of equal parts of the limit. One part stays free; freeing memory continues until two
+parts are free."""
 _CALM = 60.0
 """Seconds without memory pressure after which a report says that the pressure is over."""
 _FORGET = 0.98
@@ -222,8 +222,8 @@ class MemoryGuard:
         return self._memory.in_use()
 
     def _narrow(self, now: float, names: list[str]) -> None:
-        """Halve the chunks, or the batch if the chunks cannot shrink. Above the limit, halve both
-        as often as possible."""
+        """Halve the chunks, or the batch if the chunks cannot shrink. Above the limit, halve all
+        sizes as often as possible."""
         before = self.chunks.times, self.batch.times
         for one in (self.chunks, self.batch):
             if one.times < one.most:
@@ -299,8 +299,8 @@ class StepMemory:
         self._measured: dict[int, _Measured] = {}  # by the power of two of the context
 
     def observe(self, n_tokens: int, context: int, n_bytes: int) -> None:
-        """Record that a pass over `n_tokens`, up to position `context`, needed `n_bytes`, or 0 if
-        unknown."""
+        """Record that a pass over `n_tokens`, up to position `context`, needed `n_bytes` (0 if
+        unknown)."""
         if n_tokens < 1 or n_bytes < 1:
             return
         place = context.bit_length()

@@ -32,8 +32,8 @@ _FIRST_BESIDE = 3
 _WORTH = 0.25
 """The fraction of a pass that a shared pass must save, since it has costs of its own."""
 _FORGOTTEN = 0.995
-"""The factor that each pass over a single prompt applies to the learned cost of tokens beside
-others: if a busy device made this cost too high, the budget eventually measures the cost again."""
+"""The factor that each pass over a single prompt applies to the learned cost of other prompts'
+tokens: if a busy device made this cost too high, the budget eventually measures the cost again."""
 _SIZES = tuple(size for k in range(4, 24) for size in (1 << k, 3 << (k - 1)))
 """The sizes of chunks that do not end a prompt: only a few, so that the shapes of forward passes
 recur, because a device may need longer to plan for a new shape than to compute it."""
@@ -44,7 +44,7 @@ SIZES_BESIDE = (2, 3, 4, 6, 8, 12, *_SIZES)
 
 class MeasuredPass(NamedTuple):
     """A pass over `n_tokens` of one prompt and `n_beside` tokens of other prompts, padding
-    included. Up to and including this pass, its step could compute `allowed` tokens; the prompt may
+    included. The step was allowed `allowed` tokens up to and with this pass; the prompt may
     have had fewer left."""
 
     n_tokens: int
@@ -54,9 +54,9 @@ class MeasuredPass(NamedTuple):
 
 
 class SharedPass(NamedTuple):
-    """A pass over at most `width` tokens of each of several prompts: the first and `others`. A
-    token of another prompt costs the fraction `share` of a token alone. `gained` is the total of
-    seconds by which first tokens come sooner."""
+    """A pass over at most `width` tokens of each of several prompts: the first prompt, and those
+    with the indices `others`. A token of another prompt costs the fraction `share` of a token
+    alone. In total, answers begin `gained` seconds sooner."""
 
     width: int
     others: list[int]
@@ -83,7 +83,7 @@ class PassCost:
     def observe(
         self, n_tokens: float, seconds: float, *, limited: bool, n_beside: float = 0.0
     ) -> None:
-        """Learn from a pass over `n_tokens` of a sequence and `n_beside` tokens of others;
+        """Learn from a pass over `n_tokens` of a sequence and `n_beside` other tokens;
         `limited` says that more tokens remained to compute. A small limited pass shows the rate,
         not the fixed cost, because chunks also become small on a slow device."""
         if seconds <= 0:
@@ -166,8 +166,8 @@ class PrefillBudget:
         by one. Alone, the next pass over prompt i would have `chunks[i]` tokens, at most `left`.
         Every shared pass includes the first prompt; with `even`, all prompts have equally many
         tokens in the pass. A token of another prompt costs the measured share. Each other prompt
-        saves its own pass and gains half of that time: in a shared pass, all prompts wait for the
-        last; one by one, each waits for half of the others on average."""
+        saves its own pass, but gains only half of that time: all prompts in a shared pass end
+        together, while prompts one by one would end halfway on average."""
         rate = self._cost.rate
         if rate is None or len(chunks) <= 1:
             return None

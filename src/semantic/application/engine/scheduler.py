@@ -22,18 +22,18 @@ from semantic.domain.fair_share import FairRoom
 from semantic.ports.generation import Clock, StepObserver
 
 _PARTS = 7
-"""The multiple of the free places that a tenant may use in a shared batch: alone, 28 of 32."""
+"""In a shared batch, a tenant may use this many times the free places: alone, 28 of 32."""
 _LONGEST_WAITING_EVERY = 4
-"""One chunk in this many goes to the request that has waited longest, if all chunks since its last
-chunk went to others, so that short prompts cannot starve a long prompt."""
+"""Every fourth chunk goes to the request that has waited longest, if all chunks since its last
+chunk went to other requests, so that short prompts cannot starve a long prompt."""
 
 
 class PrefillOrder:
-    """Decides which prompt gets the next chunk: the prompt whose agent will have computed the
-    fewest tokens at its end. A short prompt thus does not wait for a long prompt, and the tokens of
-    an agent's prompts add up until the agent has no prompt ready. Within a tenant, only prompts of
-    the highest priority and the prompt that has waited longest get chunks; priority has no effect
-    between tenants."""
+    """Decides which prompt gets the next chunk: the prompt at whose end the agent will have
+    computed the fewest tokens. A short prompt thus does not wait for a long prompt, and the tokens
+    of an agent's prompts add up until the agent has no prompt ready. Within a tenant, only prompts
+    of the highest priority and the prompt that has waited longest get chunks; priority has no
+    effect between tenants."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -47,8 +47,8 @@ class PrefillOrder:
         self, requests: Sequence[Request], behind: Sequence[tuple[Request, Request | None]] = ()
     ) -> Request | None:
         """Return the request to prefill next, out of the ready `requests`. `behind` has pairs: a
-        request that waits, and the request that it waits for. Forgets the counts of agents, and the
-        waits of requests, outside `requests`."""
+        request that waits, and the request that it waits for. Forgets the counts of agents and the
+        waits of requests that are not in `requests`."""
         numbers = {request.number for request in requests}
         here = {request.owner for request in requests}
         self._computed = {owner: self._computed.get(owner, 0) for owner in here}
@@ -73,7 +73,7 @@ class PrefillOrder:
 
     def by_least_computed(self, requests: Sequence[Request]) -> list[Request]:
         """Return `requests` in the order in which they get chunks. The last call of `next` must
-        have had all of them."""
+        have received all these requests."""
         return sorted(requests, key=self._least_computed)
 
     def account(self, request: Request, n_tokens: int, *, same_pass: bool = False) -> None:
@@ -114,8 +114,8 @@ the same time usually send their next request within this time."""
 class Step:
     """Measurements of one engine step, in which `decoding` requests decode. `first_token_due` says
     that a request awaits its first token, so that the step does not prefill. `concurrent`: see
-    `RecentConcurrency`. The step's `passes` together cost as much as `cost` tokens of one prompt;
-    it may compute `allowed` tokens so far. `pass_started` and `beside` describe the next pass."""
+    `RecentConcurrency`. The step's `passes` cost as much as `cost` tokens of one prompt, and
+    could have up to `allowed` tokens. `pass_started` and `beside` describe the next pass."""
 
     started: float
     decoding: int
@@ -156,7 +156,7 @@ class Prompts(Protocol):
 
     def side_by_side(self, request: Request, limit: int) -> int:
         """Return the number of tokens in the next chunk, at most `limit`, if other prompts can
-        share its pass; else 0."""
+        share the pass; else 0."""
 
 
 class Scheduler:
@@ -354,7 +354,7 @@ class Scheduler:
     def prefilled(
         self, step: Step, n_tokens: Sequence[tuple[Request, int]], n_bytes: int = 0
     ) -> None:
-        """Record a pass that computed `n_tokens` and needed `n_bytes`, or 0 if unknown."""
+        """Record a pass that computed `n_tokens` and needed `n_bytes` (0 if unknown)."""
         longest = max((request.computed for request, _ in n_tokens), default=0)
         self._memory.observe(sum(n for _, n in n_tokens), longest, n_bytes)
         total, n_beside = sum(n for _, n in n_tokens), 0
@@ -390,7 +390,7 @@ class Scheduler:
         return sorted(full, key=lambda request: request.number)
 
     def grow(self, request: Request, close_sequence: Callable[[Request], None]) -> bool:
-        """Allocate blocks for one more token of a decoding request; preempt others if necessary.
+        """Allocate blocks for one more token of a decoding request; preempt requests if necessary.
         Calls `close_sequence` for each preempted request, which may be `request` itself. Returns
         True if the request still runs and its capacity has grown."""
         before = request.capacity
@@ -402,7 +402,7 @@ class Scheduler:
         return request.phase is Phase.DECODE and request.capacity > before
 
     def _preempt(self, request: Request) -> None:
-        """Free the request's blocks; it rejoins the queue with its tokens, before new requests."""
+        """Free the request's blocks, and queue the request with its tokens before new requests."""
         self._allocator.release(request)
         self.running.remove(request)
         request.preempt()
@@ -422,7 +422,7 @@ class RecentConcurrency:
         self._until = float("-inf")
 
     def observe(self, n_requests: int, now: float) -> bool:
-        """Record that `n_requests` are active at `now` (seconds); return whether more may come."""
+        """Record `n_requests` active requests at `now` (seconds); return whether to expect more."""
         if n_requests > 1:
             self._until = now + _CONCURRENT_SECONDS
         return now < self._until

@@ -75,7 +75,7 @@ class Sequences:
     def prefill(self, chunks: Sequence[Chunk]) -> list[Prefilled]:
         """Compute chunks of opened requests, several chunks in one forward pass. The chunks of a
         scored prompt have a fixed size. A request without tokens left to compute begins to decode.
-        If another request has meanwhile computed its next blocks, it loads these blocks instead."""
+        A request loads its next blocks instead if another request has meanwhile computed them."""
         before = [chunk.request.computed for chunk in chunks]
         if len(chunks) > 1:
             self._compute_together(chunks)
@@ -135,11 +135,11 @@ class Sequences:
 
     @property
     def pads_chunks(self) -> bool:
-        """True if chunks `side_by_side` may have different numbers of tokens."""
+        """True if chunks in one pass may have different numbers of tokens."""
         return self._model.pads_chunks
 
     def side_by_side(self, request: Request, limit: int) -> int:
-        """Return the tokens of the next chunk, at most `limit`, if other prompts can share its
+        """Return the tokens of the next chunk, at most `limit`, if other prompts can share the
         pass; else 0."""
         if request.sequence is None or request.scoring:
             return 0
@@ -180,9 +180,9 @@ class Sequences:
 
     def extract(self, request: Request) -> AgentBlocks | None:
         """Turn the request's sequence into an idle cache. If the sequence is empty or `keep` is
-        false, only closes the sequence and returns None. Saves the blocks to the store, and the
-        agent's manifest after a generated token. Saves no block of a sequence with NaN or infinite
-        values."""
+        false, only closes the sequence and returns None. Saves the blocks to the store and, if the
+        request has generated a token, the agent's manifest. Saves no block of a sequence with NaN
+        or infinite values."""
         sequence = request.sequence
         if sequence is None:
             return None
@@ -344,8 +344,8 @@ class Sequences:
 
     def _save_with_next(self, prefixes: PrefixStore, request: Request) -> SampledToken | None:
         """Save a decoding sequence and return its next token. Saves nothing and returns None if
-        that token is unknown, or may be the last token, which would have to be in the cache that
-        the agent keeps."""
+        that token is unknown, or may end the answer: the agent's kept cache would then have to
+        contain the token."""
         if request.sequence is None:
             return None
         try:

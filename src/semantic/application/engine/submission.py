@@ -79,7 +79,7 @@ class RequestValidator:
         )
 
     def _checked(self, params: SamplingParams, tenant: str) -> SamplingParams:
-        """Return valid `params`, with a seed if sampling needs it, and the grammar's tenant."""
+        """Return checked `params`, with a seed if sampling needs it and `tenant` in the grammar."""
         end = () if params.thinking is None else params.thinking.end_tokens
         for name, tokens in (("logit_bias", params.logit_bias), ("thinking", end)):
             for token in tokens:
