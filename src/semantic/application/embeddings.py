@@ -57,7 +57,7 @@ class Embeddings:
         turns: FairThreads,
     ) -> None:
         """`call` runs a function on the computing thread. The threads of `workers` do work without
-        the model, the threads of `turns` wait for the model. Both have two threads, so that only
+        the model, the threads of `turns` wait for the model. Each has two threads, so that only
         one long task runs at a time."""
         self.model = model
         self._embedder = embedder

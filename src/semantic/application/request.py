@@ -1,6 +1,6 @@
-"""Request: one submitted generation request, its phase, its tokens and its text so far. It decodes
+"""Request: one submitted generation request, with phase, tokens and text so far. A request decodes
 its text token by token: a token costs the same in a long text as in a short text. Knows nothing
-about pool, store, backend or clock; the engine and the cache move it from phase to phase."""
+about pool, store, backend or clock; the engine and the cache move a request through its phases."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class StreamingDetokenizer:
     """Implements `Detokenizer` for any tokenizer: decodes each token with a few earlier tokens."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], after: Sequence[int] = ()) -> None:
-        """`after` are the tokens before the tokens to decode; never emits their text."""
+        """`after` are the tokens before the first token to decode: only context, never emitted."""
         self._decode = decode
         self._tokens: list[int] = []  # the context, and the tokens after it
         self._ends: list[int] = []  # ends of the pieces in the context

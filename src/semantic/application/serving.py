@@ -66,9 +66,9 @@ _COMPLETE = ("stop", "length", "tool_calls")
 _MOST_CHECKS = 4
 """The most checks of a request's grammars. More checks help only if verdicts are lost at once."""
 _SHORT = 1 << 16
-"""The characters of a text, or tokens, that take about a tenth of a second to prepare."""
+"""The number of characters or token ids whose preparation takes about a tenth of a second."""
 _PART = 256
-"""The characters that a message or tool adds to its text, for rendering and the look-up."""
+"""The number of characters that take as much time as a message or tool adds."""
 _AT_ONCE = 128
 """The most tokens whose texts the event loop looks up itself, in under a millisecond."""
 _PUBLIC_NAME = 16
@@ -383,8 +383,8 @@ class Arrivals:
 
 
 class EventQueue:
-    """Events of one request, from the engine's thread to one task of a loop. The request limits the
-    queue: one event per token and per prefill chunk."""
+    """Events of one request, from the engine's thread to one task of a loop. The queue is
+    bounded: a request has one event per token and per prefill chunk."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals

@@ -231,7 +231,7 @@ class ModelManager:
         return True
 
     def limit(self, capacity: int) -> None:
-        """Limit all models together to `capacity` bytes from now on. For any thread."""
+        """Limit all models together to `capacity` bytes. For any thread."""
         if self._event_loop is not None:
             with suppress(RuntimeError):  # the loop may have closed meanwhile
                 self._event_loop.call_soon_threadsafe(self._residency.limit, capacity)
@@ -278,7 +278,7 @@ class ModelManager:
 
     async def _opened(self, name: str) -> Ticket:
         """Wait until the model `name` accepts requests. Return a ticket, which the caller must use
-        or give back. Raises, for a faulty file, before another model is unloaded for this model."""
+        or give back. Raises ModelLoadError for faulty files, before it unloads another model."""
         if self._residency.state(name) == "unloaded":
             error = await _error_of(self._resize(name))
             if error is not None:

@@ -16,10 +16,10 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The times that a model keeps its memory while another model needs it, in multiples of its
-    last loading time, at most `longest` seconds. After loading, a model serves its own requests for
-    `residence`; then new requests wait, and it unloads after the running requests. A model also
-    unloads after it is idle for `linger`, which a client's next request can prevent."""
+    """How long a model stays loaded while another model needs the memory. `residence` and `linger`
+    are multiples of the model's last loading time, at most `longest` seconds. A model serves its
+    requests for `residence` after loading; then new requests wait, and the model unloads after the
+    running requests. A model also unloads when idle for `linger`."""
 
     residence: float = 4.0
     linger: float = 0.25
@@ -75,14 +75,14 @@ class _Model:
         return not self.uses and (self.leaving or not self.tickets)
 
     def expires(self) -> float | None:
-        """The time to unload the model if no request comes; None if it stays or is in use."""
+        """The time to unload the model if no request comes; None if used, pinned or kept."""
         if self.pinned or self.ttl is None or self.state != "loaded" or self.uses or self.tickets:
             return None
         return self.last_used + self.ttl
 
     def gives_way(self, patience: Patience) -> float:
-        """Return the time from which another model may replace this model once it is idle. From
-        that time on, this model accepts no more requests."""
+        """Return the time from which another model may replace this model, once this model is
+        idle. From that time on, this model accepts no more requests."""
         residence = min(patience.longest, patience.residence * self.load_seconds)
         until = self.loaded_at + residence
         if not self.is_idle:
@@ -170,9 +170,9 @@ class Residency:
         return model.state != "unloaded" or self._fit((*self._present(), model))
 
     def idle(self, n_bytes: int) -> list[str]:
-        """Return idle models to unload so that `n_bytes` become free, or all idle models if they
-        are too few: least recently used first, without pinned models. Empty while another unload is
-        pending."""
+        """Return idle models whose unloading frees `n_bytes`, least recently used first, or all
+        idle models if that is not enough. Leaves out pinned models. Returns an empty list while
+        another unload is pending."""
         models = tuple(self._models.values())
         if any(one.to_unload or one.state == "unloading" for one in models):
             return []
