@@ -105,7 +105,7 @@ class BackgroundStore:
     @property
     def holds_back(self) -> bool:
         """See `CacheStorePort.holds_back`. With `forgets_at_once`, also True while the queue may
-        drop blocks, so that the end of a turn puts missing blocks again."""
+        drop blocks, so that a turn's end puts the dropped blocks again."""
         if self._waits or self.inner.holds_back:
             return self.inner.holds_back
         with self._changed:
@@ -285,7 +285,7 @@ class BackgroundStore:
         self._touches -= 1
 
     def _has_room(self, job: _Put) -> bool:
-        """Return whether the block fits and leaves space for other tenants, if others exist."""
+        """Return whether the block fits and leaves space for any other tenants."""
         own, most = self._tenants[job.tenant] + job.n_bytes, self._queue.max_bytes
         if len(self._tenants.keys() - {self._public}) > 1 and own > most - most // _KEPT_FOR_OTHERS:
             return False

@@ -63,7 +63,7 @@ class FallbackResponses:
         self._mutex = threading.Lock()
 
     def disable_disk(self) -> None:
-        """Use memory only from now on."""
+        """Stop using the disk; keep responses in memory only."""
         self._off = True
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:

@@ -299,8 +299,8 @@ class MemoryStore:
                 self._order.use(self._tenant(key), key)
 
     def _abandon(self, chain: Sequence[BlockHash]) -> None:
-        """Make eviction take unneeded blocks of `chain`, which no agent needs any more, sooner. The
-        blocks at the chain's end come first."""
+        """Let eviction take blocks of `chain` sooner if no agent needs these blocks any more, the
+        blocks at the chain's end first."""
         left = (name for name in reversed(chain) if name not in self._agents.users)
         keys = [key for key in _keys(left) if key in self._blocks]
         if keys:

@@ -122,9 +122,9 @@ MOST_BUSY = 0.25
 MOST_REST = 10.0
 """The longest rest in seconds, so that uploads never cease."""
 MOST_SAVED = 0.05
-"""Seconds of uploading that earlier idle time pays for, so that a turn's end uploads at once."""
+"""Seconds of uploading without a rest after idle time, so that a turn's end uploads at once."""
 IDLE = 1.0
-"""The seconds after an engine's last step from which on uploads cost nothing."""
+"""Seconds without a step of any engine after which uploads cost nothing."""
 FEWEST_STEPS = 16
 """The number of steps with uploads after which the cost of uploads counts as measured."""
 _STEPS = 128
@@ -141,8 +141,8 @@ _ASK_AGAIN = 0.25
 
 
 class _Beside(NamedTuple):
-    """A step beside uploads: the seconds by which it exceeded the usual step, and the seconds for
-    which it overlapped uploads."""
+    """A step during uploads: `excess` is the step's seconds beyond the usual step, `overlap` the
+    seconds in which the step and uploads overlapped."""
 
     excess: float
     overlap: float

@@ -87,8 +87,8 @@ class WriteQueue:
         ended: Callable[[], None],
         block: StoredBlock | None = None,
     ) -> int:
-        """Queue a job and return its number. A thread calls `write`, then, holding `changed`,
-        `ended`. If the job writes a `block`, the thread first calls the pace's `begin`."""
+        """Queue a job and return its number. A thread calls `write` and then, holding `changed`,
+        calls `ended`. If the job writes a `block`, the thread first calls the pace's `begin`."""
         self._numbers += 1
         self._queue[self._numbers] = _Entry(job, write, ended, block is not None)
         self.order.add(self._numbers, block)

@@ -109,7 +109,7 @@ def drop(db: sqlite3.Connection, key: bytes) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: bytes | None, *, pinned: bool
 ) -> bytes | None:
-    """Return the key of the tenant's agent saved longest ago; None without one. Searches pinned
+    """Return the key of the tenant's agent saved longest ago, or None. Searches pinned
     agents or, without `pinned`, unpinned agents, except `spared`."""
     row = db.execute(
         "SELECT key FROM agents WHERE tenant = ? AND pinned = ? AND key IS NOT ?"

@@ -246,7 +246,7 @@ def update_all_pins(db: sqlite3.Connection) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: Sequence[BlockHash], *, pinned: bool
 ) -> Victim | None:
-    """Return the tenant's least recently used leaf; None without one. Searches pinned leaves or,
+    """Return the tenant's least recently used leaf, or None. Searches pinned leaves or,
     without `pinned`, unpinned leaves, except `spared`."""
     places = ",".join("?" * len(spared))
     sql = (
@@ -286,8 +286,8 @@ def superseded(
 
 
 def unneeded_checkpoints(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> list[BlockKey]:
-    """Return the checkpoints and windows at the ends of the partial blocks `hashes` that no agent
-    needs. Skips a checkpoint that is not larger than the keys and values of the block before it."""
+    """Return the checkpoints and windows, unneeded by any agent, at the ends of the partial blocks
+    `hashes`. Skips a checkpoint that is not larger than the previous block's keys and values."""
     large = [name for name in dict.fromkeys(hashes) if _has_large_checkpoint(db, name)]
     keys = [BlockKey(name, part) for name in large for part in (Part.CHECKPOINT, Part.WINDOW)]
     return [key for key in keys if _is_unneeded(db, key)]

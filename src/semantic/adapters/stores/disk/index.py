@@ -138,7 +138,7 @@ class IndexFiles:
     def identity(self) -> Identity | None:
         """Return the identity of the existing files; None unless the table file exists and all
         files are safe to open. A symbolic link would lead SQLite out of the folder, a hard link
-        into another program's file, and a FIFO would block it forever."""
+        into another program's file, and a FIFO would block SQLite forever."""
         try:
             table = self._id(_NAMES[0])
             log, log_map, _ = map(self._id, _NAMES[1:])

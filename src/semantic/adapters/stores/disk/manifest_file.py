@@ -43,7 +43,7 @@ _MAGIC = b"SEMAGENT"
 _FRAME = struct.Struct("<8sII16s")
 _SIZES = struct.Struct("<QQ")
 FRAME_BYTES = _FRAME.size + _SIZES.size
-"""The first bytes of a file that `require_size` needs: magic, version, checksum, sizes."""
+"""The number of first bytes of a file for `require_size`: magic, version, checksum, sizes."""
 
 
 @dataclass(frozen=True, slots=True)

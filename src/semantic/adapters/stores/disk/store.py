@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 NO_LIMITS = WriteLimits()
 _UNREADABLE = {errno.EACCES, errno.EPERM, errno.EIO}
-"""Lasting errors: the store moves such a file to `bad/`, so that it can write the block again."""
+"""Lasting errors: the store moves the file to `bad/`, so that it can write the block again."""
 
 
 @dataclass(frozen=True, slots=True)
