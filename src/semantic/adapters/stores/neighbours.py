@@ -100,8 +100,8 @@ class Children:
 
 
 class _Family:
-    """The blocks of one part that follow one parent; also as a sorted list if there are more than
-    `_FEW`."""
+    """The blocks of one part that follow one parent. Keeps a sorted list of more than `_FEW`
+    blocks."""
 
     __slots__ = ("_sorted", "headers")
 

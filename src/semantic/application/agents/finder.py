@@ -55,9 +55,9 @@ def is_auto_named(agent_id: str) -> bool:
 
 class AgentFinder:
     """Finds agents with generated names by their last prompt. Never finds an agent that a client
-    named: only a request with that name continues the agent. Looks prompts up by the digest of
-    their full blocks and then by the tokens after these blocks, so that thousands of agents with a
-    common prefix cost as little as a few. Thread-safe."""
+    named: only a request with that name continues the agent. Looks a prompt up by the digest
+    of its full blocks, then by the tokens after these blocks. Thousands of agents with a common
+    prefix therefore cost as little as a few. Thread-safe."""
 
     def __init__(self, tag: Callable[[str], bytes], max_agents: int = _MAX_AGENTS) -> None:
         """`tag` returns a tenant's tag in manifests."""

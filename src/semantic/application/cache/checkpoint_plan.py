@@ -140,10 +140,10 @@ class Junctions:
 def _most_useful(
     near: Sequence[int], up_to: Sequence[int], start: int, left: int, right: int
 ) -> list[tuple[int, int, int, int]]:
-    """Return, as a list of at most one tuple, the junction between the chosen junctions `left` and
-    `right` that saves most tokens and is not too near to them. The tuple has minus the saved
-    tokens, minus the junction's index, `left` and `right`. `up_to[i]` requests diverge before
-    junction i."""
+    """Return, as a list of at most one tuple, the junction that saves most tokens. The junction is
+    between the chosen junctions `left` and `right`, and far enough from them. The tuple has minus
+    the saved tokens, minus the junction's index, `left` and `right`. `up_to[i]` requests diverge
+    before junction i."""
     before = near[left] if left >= 0 else start
     last = near[right] - FEWEST_TOKENS if right < len(near) else near[-1]
     saved = (

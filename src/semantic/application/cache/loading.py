@@ -31,7 +31,7 @@ _LOADS = 10
 """The number of recent loads that determine the cost of a tier."""
 _OLDER = 0.6
 """The weight of a load relative to the next newer load. Because of `_ABOVE`, a tier counts as slow
-after three slow loads in a row, and as fast after one fast load, since other work only slows loads
+after three slow loads in a row, but as fast after one fast load: other work only slows loads
 down."""
 _ABOVE = 2.0
 """The factor for the error of an estimate that is too high; the factor is 1 if too low."""

@@ -32,8 +32,8 @@ class ObjectText:
     """The text of one JSON object, pushed in any pieces. The results of `push`, joined, are the
     written text up to the brace that closes the object. In strings, an escape replaces a control
     character, and U+FFFD replaces half a surrogate pair. The joined results always end after a
-    value, after an opening bracket or inside a string value, so that a caller can close the object,
-    and a parser of partial JSON can read it. `n_taken` counts the source's characters that `push`
+    value, after an opening bracket or inside a string value: a caller can close the object, and a
+    parser of partial JSON can read it. `n_taken` counts the source's characters that `push`
     has returned. `is_broken` says that the next characters are not JSON, not a finite number, or
     deeper than `MAX_DEPTH`. After that, or after the object's end, `push` returns ""."""
 

@@ -40,8 +40,8 @@ class Prepared:
 
 
 _ALWAYS_TOKENIZED = 1 << 18
-"""The most characters of a prompt that `Preparation` always tokenizes, which takes up to 0.3 s, so
-that a refusal can say by how much the prompt exceeds the context."""
+"""The most characters of a prompt that `Preparation` always tokenizes, in up to 0.3 s. A refusal
+can then say by how much the prompt exceeds the context."""
 _SAMPLED = 8
 """The length of the sample from the start of a longer prompt, in characters per token of the
 context. Usual text has 2 or 3 characters per token."""

@@ -127,8 +127,8 @@ class PrefillBudget:
     """Sizes prefill chunks to bound the time between two tokens of a running request. `target_gap`
     is that bound, and also limits a chunk while more requests may come; `idle_gap` limits a chunk
     of a lone request. Both gaps are in seconds. Passes have `smallest` to `largest` tokens. Prompts
-    get at least half of their share of the device, and a pass spends at least as long on its tokens
-    as its fixed cost, up to half of the target gap."""
+    get at least half of their share of the device. The tokens of a pass take at least as long as
+    the pass's fixed cost, up to half of the target gap."""
 
     def __init__(
         self,

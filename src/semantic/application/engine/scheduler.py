@@ -24,12 +24,12 @@ from semantic.ports.generation import Clock, StepObserver
 _PARTS = 7
 """In a shared batch, a tenant may use this many times the free places: alone, 28 of 32."""
 _LONGEST_WAITING_EVERY = 4
-"""Every fourth chunk goes to the request that has waited longest, if all chunks since its last
-chunk went to other requests, so that short prompts cannot starve a long prompt."""
+"""Every fourth chunk goes to the request that has waited longest, unless that request got one of
+the last three chunks. Short prompts thus cannot starve a long prompt."""
 
 
 class PrefillOrder:
-    """Decides which prompt gets the next chunk: the prompt at whose end the agent will have
+    """Decides which prompt gets the next chunk: the prompt at whose end its agent will have
     computed the fewest tokens. A short prompt thus does not wait for a long prompt, and the tokens
     of an agent's prompts add up until the agent has no prompt ready. Within a tenant, only prompts
     of the highest priority and the prompt that has waited longest get chunks; priority has no

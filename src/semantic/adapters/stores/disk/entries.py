@@ -30,7 +30,7 @@ from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.identity import digest
 
 PAGE = 4096
-"""The unit, in bytes, in which file systems allocate and the cost of a file is counted."""
+"""The bytes of a page. File systems allocate whole pages, which make up the cost of a file."""
 MAX_NUMBER = 1 << 62
 """The largest number accepted from a file. The index can store numbers twice as large, so a counter
 that continues from such a number does not overflow."""
