@@ -37,7 +37,7 @@ from semantic.domain.stored import Manifest
 
 VERSION = 1
 MAX_BYTES = 1 << 28
-"""The most bytes in a manifest's file, which holds some sixty million tokens."""
+"""The most bytes of a manifest's file: enough for some sixty million tokens."""
 
 _MAGIC = b"SEMAGENT"
 _FRAME = struct.Struct("<8sII16s")
