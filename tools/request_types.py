@@ -236,7 +236,7 @@ def source(wire: Wire) -> str:
     generics = [name for name in ("Iterable", "Sequence") if f"{name}[" in text]
     imports = [f"from collections.abc import {', '.join(generics)}"] if generics else []
     return "\n".join((
-        f'"""The request types of {wire.vendor}\'s SDK, as far as requests are checked with them.',
+        f'"""Types of {wire.vendor}\'s SDK that validate requests.',
         "",
         f"Written by `python -m tools.request_types` from version {version(wire.package)}.",
         '"""',

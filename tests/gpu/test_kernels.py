@@ -395,6 +395,47 @@ def test_the_same_input_gives_the_same_bits(
             )
 
 
+@pytest.mark.parametrize("case", [CASES[i] for i in (1, 4, 8, 17, 19)], ids=str)
+def test_a_row_has_the_same_bits_alone_and_beside_rows_of_any_lengths(
+    case: Case, which: str
+) -> None:
+    lengths = FEWER if which == PORTABLE else (17, 300, 511, 512, 1500, 4999, 33_000, 40_000)
+    batch, attention, sinks = Batch(case, lengths), case.attention(which), sinks_of(case)
+    n, heads = len(lengths), case.kv_heads * case.group
+    q, k, v, rope = (
+        drawn(seed, n, n_heads, 1, width, dtype=case.dtype)
+        for seed, (n_heads, width) in enumerate(
+            [
+                (heads, case.dim),
+                (case.kv_heads, case.dim),
+                (case.kv_heads, case.widths[1]),
+                (heads, case.widths[1]),
+            ]
+        )
+    )
+
+    def attended(rows: Sequence[int]) -> list[mx.array]:
+        metadata = BatchMetadata(
+            tuple(PagedSequence([batch.tables[row]]) for row in rows),
+            tuple(lengths[row] for row in rows),
+        )
+        taken = [mx.concatenate([one[row : row + 1] for row in rows]) for one in (q, k, v, rope)]
+        mine, keys, values, its_rope = taken
+        step = DecodeStep(mine, keys, values, metadata, 0, 0, 0, 0.1, sinks, None)
+        if case.latent:
+            step = step._replace(rope=its_rope)
+        out = attention.attend(step)
+        mx.eval(out)
+        return [out[i] for i in range(len(rows))]
+
+    alone = [attended([row])[0] for row in range(n)]
+    draw = random.Random(0)
+    for _ in range(20):
+        rows = draw.sample(range(n), draw.randint(2, n))
+        for row, out in zip(rows, attended(rows), strict=True):
+            assert mx.array_equal(out, alone[row]), f"{which}: {case}, {lengths[row]} in {rows}"
+
+
 @pytest.mark.parametrize("case", [CASES[4], CASES[3], CASES[7]], ids=str)
 def test_attention_stays_right_over_the_edges_of_items_and_blocks(case: Case, which: str) -> None:
     """A plan is made anew when its items are full, and columns are added on the way."""

@@ -20,6 +20,7 @@ from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     row_size,
 )
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
+from semantic.adapters.mlx.kv_cache.paged.kernel_source import ITEM_INTS
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 from semantic.adapters.mlx.model.provider import warming_up
@@ -213,7 +214,7 @@ def test_a_plan_is_kept_as_long_as_it_is_good_and_knows_columns_that_came_later(
         assert table.has_capacity(250 + step + 1)
         numbers = cast("list[int]", plan.plan.tolist())
         for item in range(plan.n_items):
-            _, start, stop, at, *_ = numbers[8 * item : 8 * item + 8]
+            _, start, stop, at, *_ = numbers[ITEM_INTS * item : ITEM_INTS * item + ITEM_INTS]
             position = 250 + step
             if start <= position < stop:
                 found = numbers[at + position // 256 - start // 256]

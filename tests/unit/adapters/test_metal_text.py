@@ -40,6 +40,7 @@ METAL_IN_OPENCL = """
 typedef unsigned long size_t;
 typedef unsigned uint3 __attribute__((ext_vector_type(3)));
 typedef unsigned uint4 __attribute__((ext_vector_type(4)));
+typedef float float4 __attribute__((ext_vector_type(4)));
 typedef half bfloat16_t;
 namespace mem_flags { constexpr __constant int mem_threadgroup = 1; }
 void threadgroup_barrier(int);

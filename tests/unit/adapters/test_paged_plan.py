@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
-    MOST_ITEMS,
+    MOST_SPLITS,
     SHORTEST,
     RowPages,
     SplitPlan,
@@ -19,6 +19,8 @@ from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     cut_at_blocks,
     joined_runs,
     plan_split,
+    split_for,
+    splits_of,
 )
 from semantic.adapters.mlx.kv_cache.paged.kernel_source import ITEM_INTS
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec
@@ -54,10 +56,8 @@ def pages_of_rows(draw: st.DrawFn) -> list[RowPages]:
 chunks = st.integers(1, 40).map(lambda n: n * SHORTEST)
 
 
-def smallest_chunk(rows: list[RowPages]) -> int:
-    """The least for which a plan may be asked."""
-    longest = max(row.position + 1 - row.first for row in rows)
-    return -(-longest // (MOST_ITEMS - 1) // SHORTEST) * SHORTEST + SHORTEST
+def own_splits(rows: list[RowPages], least: int = 0) -> list[range]:
+    return [splits_of(row, max(least, split_for(row))) for row in rows]
 
 
 def pieces_read(plan: SplitPlan, item: list[int], row: RowPages, position: int) -> list[range]:
@@ -81,18 +81,24 @@ def require_right(plan: SplitPlan, rows: list[RowPages], step: int) -> None:
     items = [plan.numbers[i * ITEM_INTS : (i + 1) * ITEM_INTS] for i in range(plan.n_items)]
     for number, row in enumerate(rows):
         position = row.position + step
-        first, n_items = plan.spans[2 * number : 2 * number + 2]
-        mine = items[first : first + n_items]
-        assert 1 <= n_items <= MOST_ITEMS
-        assert [item[0] for item in mine] == [number] * n_items
-        assert [item[4:7] for item in mine] == [[first, n_items, i] for i in range(n_items)]
+        first, n_splits = plan.spans[2 * number : 2 * number + 2]
+        mine = [item for item in items if item[0] == number]
+        assert 1 <= n_splits <= MOST_SPLITS
+        split = split_for(replace(row, position=position))
+        index = 0
+        for item in mine:
+            assert item[4:] == [first, n_splits, index, 1, split, len(mine)]
+            assert item[1] % split == 0
+            assert (item[2] - item[1]) % split == 0
+            index += (item[2] - item[1]) // split
+        assert index == n_splits
         pieces = [piece for item in mine for piece in pieces_read(plan, item, row, position)]
         seen_from = 0 if row.window is None else max(0, position - row.window + 1)
         assert all(a.stop == b.start for a, b in itertools.pairwise(pieces))
         assert (pieces[0].start, pieces[-1].stop) == (seen_from, position + 1)
         # Exactly one item puts the new token into its page.
         assert sum(item[1] <= position < item[2] for item in mine) == 1
-    assert sum(plan.spans[1::2]) == plan.n_items
+    assert sum(plan.spans[1::2]) == plan.n_results
 
 
 @given(rows=pages_of_rows(), chunk=chunks)
@@ -100,7 +106,7 @@ def require_right(plan: SplitPlan, rows: list[RowPages], step: int) -> None:
 def test_every_token_attended_to_is_read_once_and_where_it_is(
     rows: list[RowPages], chunk: int
 ) -> None:
-    plan = plan_split(rows, max(chunk, smallest_chunk(rows)))
+    plan = plan_split(rows, own_splits(rows), chunk)
     assert plan.steps >= 1
     for step in {0, 1, plan.steps // 2, plan.steps - 1}:
         if step < plan.steps:
@@ -111,32 +117,59 @@ def test_every_token_attended_to_is_read_once_and_where_it_is(
 def test_a_plan_is_good_as_long_as_there_is_room_and_its_items_reach(
     rows: list[RowPages], chunk: int
 ) -> None:
-    chunk = max(chunk, smallest_chunk(rows))
-    plan = plan_split(rows, chunk)
+    plan = plan_split(rows, own_splits(rows), chunk)
     reasons = []
     for row in rows:
-        reaches = row.position - row.position % chunk + chunk
-        reasons.append(
-            min(reaches, reaches if row.capacity is None else row.capacity) - row.position
-        )
+        split = split_for(row)
+        reasons.append(row.position - row.position % split + split)
+        if row.capacity is not None:
+            reasons[-1] = min(reasons[-1], row.capacity)
+        if row.window is not None:
+            reasons[-1] = min(reasons[-1], row.first - row.first % split + split + row.window - 1)
+        reasons[-1] -= row.position
     assert plan.steps == min(reasons)
 
 
 @given(rows=pages_of_rows(), at_once=st.sampled_from([1, 2, 33, 99, 396, 3168]))
 @settings(max_examples=examples(150, thorough=3000))
-def test_a_chosen_chunk_gives_each_row_few_enough_items(rows: list[RowPages], at_once: int) -> None:
-    chunk = chunk_for(rows, at_once)
+def test_a_chosen_chunk_makes_items_of_whole_splits(rows: list[RowPages], at_once: int) -> None:
+    splits = own_splits(rows)
+    chunk = chunk_for(splits, at_once)
     assert chunk >= SHORTEST
     assert chunk % SHORTEST == 0
-    plan = plan_split(rows, chunk)
-    assert max(plan.spans[1::2]) <= MOST_ITEMS
-    require_right(plan, rows, 0)
+    require_right(plan_split(rows, splits, chunk), rows, 0)
 
 
-def test_a_lone_short_row_is_divided_as_finely_as_the_device_has_room() -> None:
-    row = RowPages(4095, range(16))
-    assert chunk_for([row], 396) == SHORTEST
-    assert chunk_for([row], 1) == 4096
+def test_a_lone_row_is_divided_as_finely_as_the_device_has_room() -> None:
+    splits = own_splits([RowPages(8191, range(32))])
+    assert chunk_for(splits, 396) == SHORTEST
+    assert chunk_for(splits, 1) == 8192
+
+
+@given(rows=pages_of_rows(), at_once=st.sampled_from([1, 33, 396]), back=st.integers(0, 600))
+@settings(max_examples=examples(100, thorough=2000))
+def test_a_row_has_the_same_splits_alone_among_others_and_in_a_plan_made_earlier(
+    rows: list[RowPages], at_once: int, back: int
+) -> None:
+    """Its partial results, and so the bits of its attention, are its own."""
+
+    def planned(rows: list[RowPages]) -> SplitPlan:
+        splits = own_splits(rows)
+        return plan_split(rows, splits, chunk_for(splits, at_once))
+
+    def splits_in(plan: SplitPlan, number: int) -> list[int]:
+        items = [plan.numbers[i * ITEM_INTS : (i + 1) * ITEM_INTS] for i in range(plan.n_items)]
+        mine = [item for item in items if item[0] == number]
+        return [at for _, start, stop, *_, split, _ in mine for at in range(start, stop, split)]
+
+    together = planned(rows)
+    earlier = [replace(row, position=max(0, row.position - back)) for row in rows]
+    for number, (row, before) in enumerate(zip(rows, earlier, strict=True)):
+        alone = splits_in(planned([row]), 0)
+        assert splits_in(together, number) == alone
+        past = planned([before])
+        if row.position - before.position < past.steps:
+            assert splits_in(past, 0) == alone
 
 
 @given(first=st.integers(0, 2000), n=st.integers(0, 2000))
@@ -177,12 +210,12 @@ def test_runs_of_rows_read_what_each_of_their_rows_attends_to(
     joined, runs = joined_runs(all_rows, most)
     assert sum(runs) == len(all_rows)
     assert max(runs) <= most
-    plan = plan_split(joined, max(chunk, smallest_chunk(joined)), runs)
+    plan = plan_split(joined, own_splits(joined, chunk), chunk, runs)
     assert plan.n_results == sum(plan.spans[1::2])
     items = [plan.numbers[i * ITEM_INTS : (i + 1) * ITEM_INTS] for i in range(plan.n_items)]
     results: set[int] = set()
     for item in items:
-        number, _, _, _, first, n_items, index, n_rows = item
+        number, _, _, _, first, n_items, index, n_rows, _, _ = item
         mine = all_rows[number : number + n_rows]
         assert all(one.pages is mine[0].pages for one in mine)
         assert [one.position - mine[0].position for one in mine] == list(range(n_rows))

@@ -1,4 +1,4 @@
-"""The request types of Anthropic's SDK, as far as requests are checked with them.
+"""Types of Anthropic's SDK that validate requests.
 
 Written by `python -m tools.request_types` from version 2.11.0.
 """

@@ -1,4 +1,4 @@
-"""The request types of OpenAI's SDK, as far as requests are checked with them.
+"""Types of OpenAI's SDK that validate requests.
 
 Written by `python -m tools.request_types` from version 3.52.0.
 """

@@ -28,9 +28,9 @@ ATTEND_ROWS = """
   constexpr float NONE = -1e30f;
   constexpr float LOG2E = 1.4426950408889634f;
   const int head = gy;
-  const int* item = plan + gx * 8;
+  const int* item = plan + gx * 10;
   const int row = item[0], start = item[1], stop = item[2];
-  const int first = item[4], n_items = item[5], index = item[6], n_rows = item[7];
+  const int first = item[4], n_splits = item[5], index = item[6], n_rows = item[7];
   const int* page_table = plan + item[3];
   const int pos = positions[row];
   const int begin = WINDOW > 0 ? max(start, pos - WINDOW + 1) : start;
@@ -189,7 +189,7 @@ ATTEND_ROWS = """
       all += SHUFFLE(all, 2);
       const int query = mine + m * 16 + half * 8 + (lane >> 2);
       if (query >= n_queries) continue;
-      const int result = first + query / G * n_items + index;
+      const int result = first + query / G * n_splits + index;
       const size_t at = (size_t)result * heads + head * G + query % G;
       if ((lane & 3) == 0) { weight[at * 2] = top[m][half]; weight[at * 2 + 1] = all; }
       #pragma unroll

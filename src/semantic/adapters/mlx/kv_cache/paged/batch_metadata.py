@@ -1,8 +1,10 @@
 """Batch metadata for the kernels: a batch's sequences, positions, page tables and split-KV plans.
 
 All layers of a batch share the metadata. Positions are created once per step, a plan once for many
-steps. A plan divides each sequence's tokens into items of work, one per thread group: just enough
-items to keep the device busy. Knows page tables; knows nothing about attention.
+steps. A plan divides each sequence's tokens into splits with one partial result each, and gives
+each thread group an item of consecutive splits: just enough items to keep the device busy. Splits
+depend on the sequence alone, so a sequence's attention has the same bits in every batch. Knows page
+tables; knows nothing about attention.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from semantic.adapters.mlx.kv_cache.paged.kernel_source import ITEM_INTS
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTable
 from semantic.domain.value_objects import BLOCK_TOKENS
 
-SHORTEST = 64
-"""The fewest tokens in an item, and the unit of an item's size: the tiles of four warps."""
+SHORTEST = 2 * BLOCK_TOKENS
+"""The fewest tokens in a split: a multiple of the tiles of four warps."""
 
-MOST_ITEMS = 128
-"""The most items for one row."""
+MOST_SPLITS = 64
+"""The most splits of one row: what the kernels can combine."""
 
 _OVERHEAD = 192
 """Fixed cost of a thread group, as the number of tokens that it could read in that time."""
@@ -62,9 +64,10 @@ class SplitPlan:
     """Items of work, each ITEM_INTS of the `numbers`, then the page indices to which they refer.
 
     An item's numbers are: its first row, its first position, the position after its last, the index
-    in `numbers` of its first page, the number of its first row's first result, how many items each
-    of its rows has, its own index among these items, and its count of rows. An item has one result
-    per row; `spans` has, for each row, the number of its first result and its count of results. The
+    in `numbers` of its first page, the number of its first row's first result, how many splits each
+    of its rows has, the index of its first split among these splits, its count of rows, the tokens
+    of a split, and how many items each of its rows has. Each split of an item has one result per
+    row; `spans` has, for each row, the number of its first result and its count of results. The
     plan is valid for `steps` steps.
     """
 
@@ -75,24 +78,33 @@ class SplitPlan:
     steps: int
 
 
-def chunk_for(rows: Sequence[RowPages], at_once: int) -> int:
-    """Return the tokens per item that let a device with `at_once` parallel items finish soonest.
-    The items run in one wave or in a few full waves, whichever has the shorter critical path."""
-    firsts = [row.first for row in rows]
-    lengths = [row.position + 1 - first for row, first in zip(rows, firsts, strict=True)]
+def split_for(row: RowPages) -> int:
+    """Return the tokens per split of `row`: a function of its position and window, as the splits
+    decide the bits of the result. Long rows get long splits, because a kernel combines few."""
+    split, first = SHORTEST, row.first
+    while row.position // split - first // split >= MOST_SPLITS:
+        split *= 2
+    return split
+
+
+def splits_of(row: RowPages, split: int) -> range:
+    """Return the first positions of the splits of `row` with `split` tokens each."""
+    return range(row.first - row.first % split, row.position + 1, split)
+
+
+def chunk_for(splits: Sequence[range], at_once: int) -> int:
+    """Return the tokens per item that let a device with `at_once` parallel items finish soonest, in
+    one wave or in a few full waves. `splits` are the splits of each row."""
+    lengths = [len(one) * one.step for one in splits]
     longest, total = max(lengths), sum(lengths)
-    least = -(-longest // (MOST_ITEMS - 1))
 
     def n_items(chunk: int) -> int:
-        return sum(
-            row.position // chunk - first // chunk + 1
-            for row, first in zip(rows, firsts, strict=True)
-        )
+        return sum(-(-len(one) // max(1, chunk // one.step)) for one in splits)
 
     costs: list[tuple[int, int]] = []
     for waves in range(1, _MOST_WAVES + 1):
         most = waves * at_once
-        chunk = max(SHORTEST, -(-max(least, total // most) // SHORTEST) * SHORTEST)
+        chunk = max(SHORTEST, -(-total // most // SHORTEST) * SHORTEST)
         while (n := n_items(chunk)) > most and chunk < longest:
             chunk += SHORTEST
         costs.append((-(-n // at_once), chunk))
@@ -106,32 +118,34 @@ def cut_at_blocks(first: int, stop: int) -> list[range]:
 
 
 def plan_split(
-    rows: Sequence[RowPages], chunk: int, runs: Sequence[int] | None = None
+    rows: Sequence[RowPages], splits: Sequence[range], chunk: int, runs: Sequence[int] | None = None
 ) -> SplitPlan:
-    """Plan items of `chunk` tokens for the next token of each row, which needs a page for that
-    token. If `runs` is given, `rows[i]` stands for a run of `runs[i]` rows; see `joined_runs`."""
+    """Plan items of at most `chunk` tokens, or of one split, for the next token of each row, which
+    needs a page for that token. If `runs` is given, `rows[i]` stands for a run of `runs[i]` rows;
+    see `joined_runs`."""
     runs = [1] * len(rows) if runs is None else runs
-    starts = [range(row.first - row.first % chunk, row.position + 1, chunk) for row in rows]
+    starts = [mine[:: max(1, chunk // mine.step)] for mine in splits]
     n_items = sum(map(len, starts))
     items: list[int] = []
     pages: list[int] = []
     spans: list[int] = []
     steps, number, first = 1 << 30, 0, 0
-    for row, n_rows, mine in zip(rows, runs, starts, strict=True):
-        stop = mine[-1] + chunk
-        if row.capacity is not None:
-            stop = min(stop, row.capacity)
+    for row, n_rows, mine, own in zip(rows, runs, splits, starts, strict=True):
+        end = mine[-1] + mine.step
+        stop = end if row.capacity is None else min(end, row.capacity)
         blocks = range(mine[0] // BLOCK_TOKENS, (stop - 1) // BLOCK_TOKENS + 1)
         at = n_items * ITEM_INTS + len(pages) - blocks.start
         pages += [row.page(block) for block in blocks]
-        for index, start in enumerate(mine):
-            page = at + start // BLOCK_TOKENS
-            items += [number, start, start + chunk, page, first, len(mine), index, n_rows]
+        for start in own:
+            items += [number, start, min(start + own.step, end), at + start // BLOCK_TOKENS, first]
+            items += [len(mine), (start - mine[0]) // mine.step, n_rows, mine.step, len(own)]
         for _ in range(n_rows):
             spans += [first, len(mine)]
             first += len(mine)
         number += n_rows
         steps = min(steps, stop - row.position)
+        if row.window is not None:  # until the first split leaves the window
+            steps = min(steps, mine[0] + mine.step + row.window - 1 - row.position)
     return SplitPlan(items + pages, spans, n_items, first, steps)
 
 
@@ -224,7 +238,7 @@ class BatchMetadata:
         if known is None or step >= known.until or known.moves != self._moves(kind):
             rows = self.rows(kind, step)
             moves = self._moves(kind)
-            known = self._plans[kind] = _planned(rows, [1] * len(rows), at_once, step, moves)
+            known = self._plans[kind] = _planned(rows, None, at_once, step, moves)
         return known
 
     def row_plan(self, kind: int, most_rows: int, at_once: int) -> StepPlan:
@@ -263,9 +277,13 @@ class BatchMetadata:
 
 
 def _planned(
-    rows: Sequence[RowPages], runs: Sequence[int], at_once: int, step: int, moves: int
+    rows: Sequence[RowPages], runs: Sequence[int] | None, at_once: int, step: int, moves: int
 ) -> StepPlan:
-    made = plan_split(rows, chunk_for(rows, at_once), runs)
+    splits = [splits_of(row, split_for(row)) for row in rows]
+    chunk = chunk_for(splits, at_once)
+    if runs is not None:  # their kernel has one split per item
+        splits = [splits_of(row, max(chunk, split_for(row))) for row in rows]
+    made = plan_split(rows, splits, chunk, runs)
     return StepPlan(
         made.n_items,
         made.n_results,

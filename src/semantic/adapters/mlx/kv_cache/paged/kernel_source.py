@@ -1,17 +1,17 @@
 """Source text of the paged kernels: one body for CUDA and Metal, in the macros of `dialect.py`.
 
 `ATTEND` is split-KV decode attention: a thread group processes one item of work, which is a run of
-tokens of one sequence for the query heads of one KV head. It reads the tokens straight from the
+splits of one sequence for the query heads of one KV head. It reads the tokens straight from the
 pages, and writes the sequence's new token to its page. `COMBINE` reduces the partial results of a
-sequence's items. `APPEND` writes a prefill chunk's tokens to pages and gathers the tokens to which
+sequence's splits. `APPEND` writes a prefill chunk's tokens to pages and gathers the tokens to which
 they attend into contiguous arrays. `WRITE_ROWS` writes one token per row of a batch. `STORE` and
 `COPY` move whole pages. `kernels.py` binds the inputs.
 """
 
 from __future__ import annotations
 
-ITEM_INTS = 8
-"""row, start, stop, page table, first, n_items, index, rows (unused here): see `SplitPlan`."""
+ITEM_INTS = 10
+"""The count of integers that describe an item of work: see `SplitPlan`."""
 
 THREADS = 128
 
@@ -67,13 +67,11 @@ ATTEND = (
   constexpr int IN_TILE = KEYS_IN_TILE + (LATENT ? 0 : TILE * NV);  // vectors
   constexpr int V_PITCH = LATENT ? NK : NV;
 
-  const DEV int* item = plan + gx * 8;
-  const int row = item[0], start = item[1], stop = item[2];
-  const int first = item[4], n_items = item[5], index = item[6];
-  const DEV int* page_table = plan + item[3];
+  const DEV int* item = plan + gx * 10;
+  const int row = item[0], stop = item[2], split = item[8];
+  const int first = item[4], n_splits = item[5], n_items = item[9];
+  const int table = item[3] - (item[1] >> 8);  // where `plan` has the page of block 0
   const int pos = positions[row];
-  const int begin = WINDOW > 0 ? max(start, pos - WINDOW + 1) : start;
-  const int end = min(stop, pos + 1);
   const int heads = H * G;
   const size_t keys_at = LAYER_SIZE * layer[0] + (size_t)256 * DK * head;
   const size_t values_at = LAYER_SIZE * layer[0] + ALL_KEYS + (size_t)256 * DV * head;
@@ -89,7 +87,7 @@ ATTEND = (
 
 #define FETCH(tile, stage)                                                                   \\
   if ((tile) < end) {                                                                        \\
-    const DEV T* page = pages + page_table[((tile) >> 8) - (start >> 8)] * PAGE_SIZE;        \\
+    const DEV T* page = pages + plan[table + ((tile) >> 8)] * PAGE_SIZE;                     \\
     const DEV uint4* page_k = (const DEV uint4*)(page + keys_at) + ((tile) & 255) * KV;      \\
     const DEV uint4* page_v = (const DEV uint4*)(page + values_at) + ((tile) & 255) * VV;    \\
     NEAR uint4* to = mine + (stage) * IN_TILE;                                               \\
@@ -106,9 +104,6 @@ ATTEND = (
     }                                                                                        \\
   }                                                                                          \\
   COPIES_END;
-
-  int tile = begin - begin % TILE + warp * TILE;
-  FETCH(tile, 0)
 
   float query[GT][K_LANE * VEC];
   #pragma unroll
@@ -128,8 +123,8 @@ ATTEND = (
 #endif
       }
   }
-  if (end == pos + 1 && begin <= pos && g0 == 0) {  // this item holds the new token
-    DEV T* page = (DEV T*)pages + page_table[(pos >> 8) - (start >> 8)] * PAGE_SIZE;
+  if (item[1] <= pos && pos < stop && g0 == 0) {  // this item holds the new token
+    DEV T* page = (DEV T*)pages + plan[table + (pos >> 8)] * PAGE_SIZE;
     DEV T* to_k = page + keys_at + (size_t)(pos & 255) * DK;
     DEV T* to_v = page + values_at + (size_t)(pos & 255) * DV;
     for (int d = tid; d < DK; d += WARPS * 32) to_k[d] = new_k[d];
@@ -137,186 +132,196 @@ ATTEND = (
   }
 
   const int v_group = NV < 32 ? lane / NV : 0, v_lane = NV < 32 ? lane % NV : lane;
-  float acc[GT][V_LANE * VEC], top[GT], sum[GT];
-  #pragma unroll
-  for (int g = 0; g < GT; g++) {
-    top[g] = NONE;
-    sum[g] = 0.0f;
-    #pragma unroll
-    for (int i = 0; i < V_LANE * VEC; i++) acc[g][i] = 0.0f;
-  }
-
-  int stage = 0;
-  for (; tile < end; tile += WARPS * TILE) {
-    if (STAGES == 2) { FETCH(tile + WARPS * TILE, stage ^ 1) }
-    COPIES_WAIT(STAGES - 1);
-    WARP_BARRIER;
-    const NEAR uint4* keys = mine + stage * IN_TILE;
-    const NEAR uint4* values = keys + (LATENT ? 0 : KEYS_IN_TILE);
-    float dot[K_TURNS][GT];
-    #pragma unroll
-    for (int j = 0; j < K_TURNS; j++) {
-      const int t = (lane >> 3) + 4 * j;
-      #pragma unroll
-      for (int g = 0; g < GT; g++) dot[j][g] = 0.0f;
-      #pragma unroll
-      for (int c = 0; c < K_LANE; c++) {
-        if (NK % 8 == 0 || c * 8 + lane8 < NK) {
-          const uint4 raw = keys[t * NK + c * 8 + lane8];
-          const LOC T* key = (const LOC T*)&raw;
-          #pragma unroll
-          for (int i = 0; i < VEC; i++) {
-            const float x = (float)key[i];
-            #pragma unroll
-            for (int g = 0; g < GT; g++) dot[j][g] += query[g][c * VEC + i] * x;
-          }
-        }
-      }
-    }
-    float high[GT];
-    #pragma unroll
-    for (int g = 0; g < GT; g++) high[g] = top[g];
-    #pragma unroll
-    for (int j = 0; j < K_TURNS; j++) {
-      const int t = tile + (lane >> 3) + 4 * j;
-      const bool real = t >= begin && t < end;
-      #pragma unroll
-      for (int g = 0; g < GT; g++) {
-        float d = dot[j][g];
-        d += SHUFFLE(d, 4);
-        d += SHUFFLE(d, 2);
-        d += SHUFFLE(d, 1);
-        dot[j][g] = real ? d : NONE;
-        high[g] = max(high[g], dot[j][g]);
-      }
-    }
+  int index = item[6];
+  for (int start = item[1]; start < stop; start += split, index++) {
+    const int begin = WINDOW > 0 ? max(start, pos - WINDOW + 1) : start;
+    const int end = min(start + split, pos + 1);
+    int tile = begin - begin % TILE + warp * TILE;
+    FETCH(tile, 0)
+    float acc[GT][V_LANE * VEC], top[GT], sum[GT];
     #pragma unroll
     for (int g = 0; g < GT; g++) {
-      high[g] = max(high[g], SHUFFLE(high[g], 8));
-      high[g] = max(high[g], SHUFFLE(high[g], 16));
-      const float shrink = exp2(top[g] - high[g]);
-      top[g] = high[g];
-      sum[g] *= shrink;
+      top[g] = NONE;
+      sum[g] = 0.0f;
       #pragma unroll
-      for (int i = 0; i < V_LANE * VEC; i++) acc[g][i] *= shrink;
+      for (int i = 0; i < V_LANE * VEC; i++) acc[g][i] = 0.0f;
+    }
+
+    int stage = 0;
+    for (; tile < end; tile += WARPS * TILE) {
+      if (STAGES == 2) { FETCH(tile + WARPS * TILE, stage ^ 1) }
+      COPIES_WAIT(STAGES - 1);
+      WARP_BARRIER;
+      const NEAR uint4* keys = mine + stage * IN_TILE;
+      const NEAR uint4* values = keys + (LATENT ? 0 : KEYS_IN_TILE);
+      float dot[K_TURNS][GT];
       #pragma unroll
       for (int j = 0; j < K_TURNS; j++) {
-        const float p = dot[j][g] > NONE ? exp2(dot[j][g] - high[g]) : 0.0f;
-        sum[g] += p;
-        if (lane8 == 0) share_of[warp][(lane >> 3) + 4 * j][g] = p;
-      }
-    }
-    WARP_BARRIER;
-    #pragma unroll
-    for (int j = 0; j < V_TURNS; j++) {
-      const int t = v_group + V_TOGETHER * j;
-      if (v_group < V_TOGETHER && (TILE % V_TOGETHER == 0 || t < TILE)) {
-        float p[GT];
+        const int t = (lane >> 3) + 4 * j;
         #pragma unroll
-        for (int g = 0; g < GT; g++) p[g] = share_of[warp][t][g];
+        for (int g = 0; g < GT; g++) dot[j][g] = 0.0f;
         #pragma unroll
-        for (int c = 0; c < V_LANE; c++) {
-          if (NV > 32 && NV % 32 != 0 && c * 32 + v_lane >= NV) continue;
-          const uint4 raw = values[t * V_PITCH + c * 32 + v_lane];
-          const LOC T* value = (const LOC T*)&raw;
-          #pragma unroll
-          for (int i = 0; i < VEC; i++) {
-            const float x = (float)value[i];
+        for (int c = 0; c < K_LANE; c++) {
+          if (NK % 8 == 0 || c * 8 + lane8 < NK) {
+            const uint4 raw = keys[t * NK + c * 8 + lane8];
+            const LOC T* key = (const LOC T*)&raw;
             #pragma unroll
-            for (int g = 0; g < GT; g++) acc[g][c * VEC + i] += p[g] * x;
+            for (int i = 0; i < VEC; i++) {
+              const float x = (float)key[i];
+              #pragma unroll
+              for (int g = 0; g < GT; g++) dot[j][g] += query[g][c * VEC + i] * x;
+            }
           }
         }
       }
-    }
-    WARP_BARRIER;
-    if (STAGES == 1) { FETCH(tile + WARPS * TILE, 0) }
-    stage ^= STAGES - 1;
-  }
-  COPIES_WAIT(0);
-  #pragma unroll
-  for (int g = 0; g < GT; g++) {
-    sum[g] += SHUFFLE(sum[g], 8);
-    sum[g] += SHUFFLE(sum[g], 16);
-    if (lane == 0) { warp_top[warp][g] = top[g]; warp_sum[warp][g] = sum[g]; }
-  }
-  BARRIER;
-  NEAR float* joined = (NEAR float*)space;  // [GROUPS][GT][D]
-  if (v_group < V_TOGETHER)
-    #pragma unroll
-    for (int g = 0; g < GT; g++)
+      float high[GT];
       #pragma unroll
-      for (int c = 0; c < V_LANE; c++)
+      for (int g = 0; g < GT; g++) high[g] = top[g];
+      #pragma unroll
+      for (int j = 0; j < K_TURNS; j++) {
+        const int t = tile + (lane >> 3) + 4 * j;
+        const bool real = t >= begin && t < end;
         #pragma unroll
-        for (int i = 0; i < VEC; i++)
-          if (NV <= 32 || NV % 32 == 0 || c * 32 + v_lane < NV)
-            joined[((warp * V_TOGETHER + v_group) * GT + g) * D + (c * 32 + v_lane) * VEC + i]
-              = acc[g][c * VEC + i];
-  BARRIER;
-  for (int x = tid; x < GT * D; x += WARPS * 32) {
-    const int g = x / D, d = x % D;
-    const int query_head = head * G + g0 + g;
-    if (g0 + g >= G) continue;
-    float high = NONE, total = 0.0f, all = 0.0f;
-    for (int w = 0; w < WARPS; w++) high = max(high, warp_top[w][g]);
-    for (int w = 0; w < WARPS; w++) {
-      const float part = exp2(warp_top[w][g] - high);
-      all += warp_sum[w][g] * part;
-      for (int i = 0; i < V_TOGETHER; i++)
-        total += part * joined[((w * V_TOGETHER + i) * GT + g) * D + d];
+        for (int g = 0; g < GT; g++) {
+          float d = dot[j][g];
+          d += SHUFFLE(d, 4);
+          d += SHUFFLE(d, 2);
+          d += SHUFFLE(d, 1);
+          dot[j][g] = real ? d : NONE;
+          high[g] = max(high[g], dot[j][g]);
+        }
+      }
+      #pragma unroll
+      for (int g = 0; g < GT; g++) {
+        high[g] = max(high[g], SHUFFLE(high[g], 8));
+        high[g] = max(high[g], SHUFFLE(high[g], 16));
+        const float shrink = exp2(top[g] - high[g]);
+        top[g] = high[g];
+        sum[g] *= shrink;
+        #pragma unroll
+        for (int i = 0; i < V_LANE * VEC; i++) acc[g][i] *= shrink;
+        #pragma unroll
+        for (int j = 0; j < K_TURNS; j++) {
+          const float p = dot[j][g] > NONE ? exp2(dot[j][g] - high[g]) : 0.0f;
+          sum[g] += p;
+          if (lane8 == 0) share_of[warp][(lane >> 3) + 4 * j][g] = p;
+        }
+      }
+      WARP_BARRIER;
+      #pragma unroll
+      for (int j = 0; j < V_TURNS; j++) {
+        const int t = v_group + V_TOGETHER * j;
+        if (v_group < V_TOGETHER && (TILE % V_TOGETHER == 0 || t < TILE)) {
+          float p[GT];
+          #pragma unroll
+          for (int g = 0; g < GT; g++) p[g] = share_of[warp][t][g];
+          #pragma unroll
+          for (int c = 0; c < V_LANE; c++) {
+            if (NV > 32 && NV % 32 != 0 && c * 32 + v_lane >= NV) continue;
+            const uint4 raw = values[t * V_PITCH + c * 32 + v_lane];
+            const LOC T* value = (const LOC T*)&raw;
+            #pragma unroll
+            for (int i = 0; i < VEC; i++) {
+              const float x = (float)value[i];
+              #pragma unroll
+              for (int g = 0; g < GT; g++) acc[g][c * VEC + i] += p[g] * x;
+            }
+          }
+        }
+      }
+      WARP_BARRIER;
+      if (STAGES == 1) { FETCH(tile + WARPS * TILE, 0) }
+      stage ^= STAGES - 1;
     }
+    COPIES_WAIT(0);
+    #pragma unroll
+    for (int g = 0; g < GT; g++) {
+      sum[g] += SHUFFLE(sum[g], 8);
+      sum[g] += SHUFFLE(sum[g], 16);
+      if (lane == 0) { warp_top[warp][g] = top[g]; warp_sum[warp][g] = sum[g]; }
+    }
+    BARRIER;
+    NEAR float* joined = (NEAR float*)space;  // [GROUPS][GT][D]
+    if (v_group < V_TOGETHER)
+      #pragma unroll
+      for (int g = 0; g < GT; g++)
+        #pragma unroll
+        for (int c = 0; c < V_LANE; c++)
+          #pragma unroll
+          for (int i = 0; i < VEC; i++)
+            if (NV <= 32 || NV % 32 == 0 || c * 32 + v_lane < NV)
+              joined[((warp * V_TOGETHER + v_group) * GT + g) * D + (c * 32 + v_lane) * VEC + i]
+                = acc[g][c * VEC + i];
+    BARRIER;
+    for (int x = tid; x < GT * D; x += WARPS * 32) {
+      const int g = x / D, d = x % D;
+      const int query_head = head * G + g0 + g;
+      if (g0 + g >= G) continue;
+      float high = NONE, total = 0.0f, all = 0.0f;
+      for (int w = 0; w < WARPS; w++) high = max(high, warp_top[w][g]);
+      for (int w = 0; w < WARPS; w++) {
+        const float part = exp2(warp_top[w][g] - high);
+        all += warp_sum[w][g] * part;
+        for (int i = 0; i < V_TOGETHER; i++)
+          total += part * joined[((w * V_TOGETHER + i) * GT + g) * D + d];
+      }
 """
 )
 
-# If one launch also combines items, the only item of a sequence writes the result itself.
+# If one launch also combines splits, the only split of a sequence writes the result itself.
 DIRECT = """
-    if (n_items == 1) {
+      if (n_splits == 1) {
 #if SINKS
-      const float sink = (float)sinks[query_head] * LOG2E;
-      const float higher = max(high, sink);
-      const float shrink = exp2(high - higher);
-      all = all * shrink + exp2(sink - higher);
-      total *= shrink;
+        const float sink = (float)sinks[query_head] * LOG2E;
+        const float higher = max(high, sink);
+        const float shrink = exp2(high - higher);
+        all = all * shrink + exp2(sink - higher);
+        total *= shrink;
 #endif
-      out[((size_t)row * heads + query_head) * D + d] = (T)(total / all);
-      continue;
-    }
+        out[((size_t)row * heads + query_head) * D + d] = (T)(total / all);
+        continue;
+      }
 """
 
 ATTEND_END = """
-    const size_t at = (size_t)(first + index) * heads + query_head;
-    partial[at * D + d] = total;
-    if (d == 0) { weight[at * 2] = high; weight[at * 2 + 1] = all; }
+      const size_t at = (size_t)(first + index) * heads + query_head;
+      partial[at * D + d] = total;
+      if (d == 0) { weight[at * 2] = high; weight[at * 2 + 1] = all; }
+    }
+    BARRIER;
   }
 """
 
 
-# On CUDA, the thread group that finishes last combines a sequence's items in order, so the result
-# does not depend on which thread group was last.
+# On CUDA, the thread group that finishes last combines a sequence's splits in order, so the result
+# does not depend on which thread group was last. Each group's fence takes a busy H100 70 ns, so
+# items have several splits where the batch fills the device.
 LAST_ONE = """
-  if (n_items == 1) return;
+  if (n_splits == 1) return;
   SHM int arrived;
-  BARRIER;
-  if (tid == 0) {
-    DEV int* counter = (DEV int*)counters + row * (H * PARTS) + gy;
-    __threadfence();
-    arrived = atomicAdd(counter, 1);
-    __threadfence();
-    if (arrived == n_items - 1) *counter = 0;
+  if (n_items > 1) {
+    if (tid == 0) {
+      DEV int* counter = (DEV int*)counters + row * (H * PARTS) + gy;
+      __threadfence();
+      arrived = atomicAdd(counter, 1);
+      __threadfence();
+      if (arrived == n_items - 1) *counter = 0;
+    }
+    BARRIER;
+    if (arrived != n_items - 1) return;
   }
-  BARRIER;
-  if (arrived != n_items - 1) return;
 """
 
 COMBINE_START = (
     _SIZES
     + """
-  const int row = gx, first = spans[row * 2], n_items = spans[row * 2 + 1];
+  const int row = gx, first = spans[row * 2], n_splits = spans[row * 2 + 1];
   const int heads = H * G;
 """
 )
 
 COMBINE = """
-  SHM float share[GT][128], whole[GT];  // per item; a row has at most 128
+  SHM float share[GT][128], whole[GT];  // per split; a row has at most 128
   for (int g = tid >> 5; g < GT; g += WARPS) {
     const int query_head = head * G + min(g0 + g, G - 1);
     float tops[4], sums[4], high = NONE, all = 0.0f;
@@ -324,8 +329,8 @@ COMBINE = """
     for (int j = 0; j < 4; j++) {
       const int i = (tid & 31) + 32 * j;
       const size_t one = ((size_t)(first + i) * heads + query_head) * 2;
-      tops[j] = i < n_items ? LATE(weight + one) : NONE;
-      sums[j] = i < n_items ? LATE(weight + one + 1) : 0.0f;
+      tops[j] = i < n_splits ? LATE(weight + one) : NONE;
+      sums[j] = i < n_splits ? LATE(weight + one + 1) : 0.0f;
       high = max(high, tops[j]);
     }
     for (int mask = 16; mask; mask >>= 1) high = max(high, SHUFFLE(high, mask));
@@ -347,15 +352,23 @@ COMBINE = """
   }
   BARRIER;
   #pragma unroll
-  for (int x = tid; x < GT * D; x += WARPS * 32) {
+  for (int x = tid * 4; x < GT * D; x += WARPS * 128) {
     const int g = x / D, d = x % D;
     const int query_head = head * G + g0 + g;
     if (g0 + g < G) {
-      const DEV float* one = partial + ((size_t)first * heads + query_head) * D + d;
-      float total = 0.0f;
+      const DEV float4* one
+        = (const DEV float4*)(partial + ((size_t)first * heads + query_head) * D + d);
+      float total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       #pragma unroll 8
-      for (int i = 0; i < n_items; i++) total += share[g][i] * LATE(one + (size_t)i * heads * D);
-      out[((size_t)row * heads + query_head) * D + d] = (T)(total / whole[g]);
+      for (int i = 0; i < n_splits; i++) {
+        const float4 part = LATE(one + (size_t)i * heads * (D / 4));
+        const float mine = share[g][i];
+        total[0] += mine * part.x, total[1] += mine * part.y;
+        total[2] += mine * part.z, total[3] += mine * part.w;
+      }
+      #pragma unroll
+      for (int i = 0; i < 4; i++)
+        out[((size_t)row * heads + query_head) * D + d + i] = (T)(total[i] / whole[g]);
     }
   }
 """

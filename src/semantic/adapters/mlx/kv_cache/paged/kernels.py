@@ -130,12 +130,12 @@ class PagedKernels:
             self._layer(step.layer, step.scale), self._nothing if after is None else after,
             *of_heads, *([] if step.rope is None else [step.rope]),
         ]  # fmt: skip
-        n = plan.n_items
+        n = plan.n_results
         shapes = [(n, n_heads, dim), (n, n_heads, 2), (rows, n_heads, 1, dim)]
         dtypes = [mx.float32, mx.float32, q.dtype]
         group = (self._threads, 1, 1)
         attend, combine = self._attention(n_heads, sinks is not None, latent)
-        grid = (self._threads * n, kv_heads * parts, 1)
+        grid = (self._threads * plan.n_items, kv_heads * parts, 1)
         if combine is None:
             return attend(
                 inputs=[*inputs, self._counters], grid=grid, threadgroup=group,
