@@ -259,7 +259,7 @@ class Scheduler:
         )
 
     def next_pass(self, step: Step, prompts: Prompts) -> list[Chunk]:
-        """Return the chunks of the next forward pass; an empty list ends the step's prefill. A pass
+        """Return the chunks of a pass of chunked prefill; an empty list ends prefill. A pass
         has several chunks only if each chunk is the rest of a prompt and `may_join`, or if all run
         side by side. After a prompt is complete, the pass takes only prompts that fit entirely: a
         first token never waits for a long chunk."""
