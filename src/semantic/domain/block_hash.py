@@ -36,7 +36,7 @@ class Part(StrEnum):
     """A part of a block's cache that has a stored body. The values are part of the file format."""
 
     FULL = "full"
-    """Keys and values of the block's tokens in full-attention layers; empty without such layers."""
+    """Keys and values of the block's tokens in full-attention layers; empty if there are none."""
     WINDOW = "window"
     """Keys and values in the sliding-window layers, stored only where a sequence may resume."""
     CHECKPOINT = "checkpoint"

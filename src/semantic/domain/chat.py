@@ -105,8 +105,8 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """Structured output: the answer must be JSON, and match `schema` if given. With `grammar`, the
-    answer must match that grammar instead, in Lark's notation with the first rule `start`."""
+    """Structured output: JSON that matches `schema` if given, or a text that matches `grammar`. A
+    grammar is in Lark's notation, and its first rule is `start`."""
 
     schema: JsonSchema | None = None
     grammar: str | None = None
@@ -225,7 +225,7 @@ def points(chat: Chat, scope: bytes, tool_texts: Sequence[bytes] | None = None) 
 
 
 def defaults_of(tools: Sequence[Tool]) -> Defaults:
-    """Return the default arguments in the schemas of `tools`; clients may add these to calls."""
+    """Return the default arguments in the schemas of `tools`, which clients may add to calls."""
     found = {tool.name: tool.parameters.get("properties") for tool in tools}
     return {
         name: {
@@ -284,8 +284,8 @@ def canonical(value: object) -> bytes:
 
 
 def _arguments(text: str, defaults: Mapping[str, bytes]) -> bytes:
-    """Return the canonical JSON of a call's arguments, leaving out those that equal their
-    `defaults`. Clients that know only one type of number do not change the result."""
+    """Return the canonical JSON of a call's arguments, without arguments that equal their
+    `defaults`. Clients with only one type of number get the same result."""
     try:
         found = _trimmed(json.loads(text, parse_int=_number, parse_float=_number))
     except (ValueError, RecursionError):

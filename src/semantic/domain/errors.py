@@ -111,8 +111,8 @@ class WeightsTooLargeError(CapacityError):
 
 
 class UncheckedGrammarError(CapacityError):
-    """`grammars` may be expensive to compile, so they need a check first. `compiles` says whether
-    they are grammars of whole answers, not parts of such grammars."""
+    """`grammars` may be expensive to compile, so they need a check first. If `compiles`, each
+    grammar is for a whole answer; otherwise it is a part of such a grammar."""
 
     def __init__(self, grammars: Sequence[Grammar], *, compiles: bool) -> None:
         super().__init__("the grammar of the answer is not checked yet; retry")

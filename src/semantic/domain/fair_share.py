@@ -99,8 +99,8 @@ class FairRoom:
         return self.used + n <= self.most
 
     def leaves_room(self, tenant: str, n: int) -> bool:
-        """Return whether the tenant holds nothing, or whether its total after taking `n` more would
-        be at most `times` the space that then stays free."""
+        """Return whether the tenant may take `n` more: it holds nothing, or its new total is at
+        most `times` times the space that then stays free."""
         own = self._tenants[tenant]
         return not own or own + n <= self._times * (self.most - self.used - n)
 
@@ -180,8 +180,8 @@ def equal_part(most: int, n_others: int) -> int | None:
 
 
 def pins_hold(n_others: int, *, is_public: bool) -> bool:
-    """Return whether a tenant that needs space must spare pinned bytes. Only the public tenant
-    must, as it has no equal part, and only if there is exactly one other tenant."""
+    """Return whether a tenant that needs space must leave pinned bytes alone. Only the public
+    tenant must, because it has no equal part, and only if there is exactly one other tenant."""
     return is_public and n_others == 1
 
 

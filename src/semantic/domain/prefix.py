@@ -32,8 +32,8 @@ def without_generation_prompt(n_tokens: int) -> int:
 
 
 def ends_of_turn(turn: Manifest) -> list[BlockLink]:
-    """Return the last block of `turn` and, if there is one, the partial block at the end of the
-    prompt tokens that the next turn repeats."""
+    """Return the last block of `turn`. If the prompt tokens that the next turn repeats end within a
+    block, also return this partial block."""
     stop = _repeated(turn)
     links = list(turn.scope.chain(turn.token_ids))
     n_full = stop // BLOCK_TOKENS  # full blocks that the turn and the prompt share

@@ -105,7 +105,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class MessageDigest:
-    """A message: a digest of its content, and a digest of its reasoning ("" without reasoning)."""
+    """A message: digests of its content and of its reasoning ("" if it has no reasoning)."""
 
     role: Role
     digest: str

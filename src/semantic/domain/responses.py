@@ -39,8 +39,8 @@ def encoded(response: StoredResponse) -> bytes:
 
 
 def decoded(data: bytes) -> StoredResponse:
-    """Return the response that `encoded` turned into `data`. Raises DamagedRecordError for any
-    other bytes."""
+    """Return the response that `encoded` turned into `data`. Raises DamagedRecordError if `data` is
+    not a result of `encoded`."""
     head, mark, body = data.partition(_BODY)
     try:
         facts = json.loads(head)

@@ -83,7 +83,7 @@ class BlockPool:
         return self._evictable_bytes
 
     def can_allocate(self, counts: Sequence[int], *, after_eviction: bool = False) -> bool:
-        """Return whether the pool can allocate `counts[layer]` blocks of every layer now. With
+        """Return whether the pool can allocate `counts[layer]` blocks of every layer now. If
         `after_eviction`, evictable blocks count as free."""
         with self._lock:
             n_blocks, n_bytes = len(self._references), self._used_bytes
@@ -273,7 +273,7 @@ class BlockPool:
         return self._held.setdefault(agent_id, {})
 
     def _settle(self, agent_id: str) -> None:
-        """Add `agent_id` to the busy holders or remove it, after its blocks or caches changed."""
+        """Update whether `agent_id` is a busy holder, after its blocks or caches have changed."""
         if not self._held.get(agent_id):
             self._held.pop(agent_id, None)
         if agent_id in self._held and agent_id not in self._idle:

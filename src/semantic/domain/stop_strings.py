@@ -82,7 +82,7 @@ class StopStrings:
         return text
 
     def _first(self, marks: Sequence[str]) -> tuple[int, str]:
-        """Return the position of the first complete mark, and the mark. Without a complete mark,
+        """Return the position of the first complete mark, and the mark. If no mark is complete,
         return the number of characters that can be sent, and ""."""
         text = self._pending
         found = [(text.find(mark) + len(mark), mark) for mark in marks if mark in text]

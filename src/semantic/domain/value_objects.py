@@ -47,8 +47,8 @@ class LayerKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Describes one layer's cache of a sequence. In a STATE layer `kv_heads`, `k_head_dim` and
-    `v_head_dim` are 0. There `state_bytes` is the size for a sequence or, if `state_grows`, for
-    each block."""
+    `v_head_dim` are 0. `state_bytes` is the size of the state: per sequence or, if `state_grows`,
+    per block."""
 
     kind: LayerKind
     kv_heads: int = 0
@@ -119,8 +119,8 @@ class ModelCacheSpec:
 
     @classmethod
     def from_model(cls, model: object) -> ModelCacheSpec:
-        """Return the spec of `model`, which describes its own cache or is a framework's model
-        object. Raises InvalidRequestError if no reader recognises the object."""
+        """Return the spec of `model`: a framework's model object, or an object that describes its
+        own cache. Raises InvalidRequestError if no reader recognises the object."""
         if isinstance(model, DescribesCache):
             return model.cache_spec()
         for reader in cls.readers:
@@ -208,9 +208,9 @@ class ThinkingBudget:
     """Limits the reasoning between the marks `start` and `end` to `tokens` in the whole answer. At
     the limit, the answer continues with `end_tokens`, the tokens of `end`. `opened` says that the
     prompt ends inside reasoning, and at least one more token of reasoning follows. Text from
-    `call_start` to `call_end` or the answer's end is a call, not reasoning. With `only_first`, as
-    for an answer with a grammar, only reasoning at the answer's beginning counts, and later marks
-    are text. Raises InvalidRequestError if a mark is missing or `tokens` is too small (0, or 1 if
+    `call_start` to `call_end` or the answer's end is a call, not reasoning. If `only_first`, as for
+    an answer with a grammar, only reasoning at the answer's beginning counts, and later marks are
+    text. Raises InvalidRequestError if a mark is missing or `tokens` is too small (0, or 1 if
     `opened`)."""
 
     tokens: int
@@ -234,8 +234,8 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """Where an answer contains reasoning: between the marks `start` and `end`, and, if `opened`,
-    from the answer's first character."""
+    """The marks `start` and `end` around an answer's reasoning. If `opened`, reasoning begins at
+    the answer's first character."""
 
     start: str
     end: str
@@ -262,7 +262,7 @@ class SamplingParams:
     preemption; None means a random seed. `logprobs` is the number of alternatives to report with
     each token's log-probability; None to report nothing. `logit_bias` maps token ids to values to
     add to their logits. The presence penalty lowers a token's logit once if the answer contains the
-    token, the frequency penalty once per occurrence. With `ignore_eos` an answer continues past the
+    token, the frequency penalty once per occurrence. If `ignore_eos`, an answer continues past the
     model's end tokens. `grammar` constrains the text. `prompt_logprobs` is `logprobs` for the
     prompt, which the engine then computes in full. `thinking` limits reasoning. `stop` strings have
     no effect in `thoughts`.
