@@ -34,7 +34,7 @@ _Call = Callable[..., object]
 
 
 def choose_row_by_row(model: Module) -> None:
-    """Make the `PARTS` of `model` compute batches of our caches row by row. Idempotent."""
+    """Make the parts of `model` in `PARTS` compute batches of our caches row by row. Idempotent."""
     for kind, name in _parts(model):
         call = cast(_Call, getattr(kind, name))
         if not hasattr(call, "__wrapped__"):
@@ -43,7 +43,7 @@ def choose_row_by_row(model: Module) -> None:
 
 
 def is_row_by_row(model: Module) -> bool:
-    """Return whether the model has any of `PARTS`."""
+    """Return whether the model has a module whose batches run row by row (`PARTS`)."""
     return bool(_parts(model))
 
 
@@ -110,7 +110,7 @@ def _taken(tokens: mx.array, chosen: mx.array | None) -> mx.array:
 
 
 def _block_mask(call: _Call) -> _Call:
-    """Wrap MiniMax M3's choice of blocks to return one mask per row."""
+    """Wrap MiniMax M3's function that chooses blocks, so that the result has one mask per row."""
 
     def choose(
         self: Module, x: mx.array, mask: mx.array | None, offset: object, cache: object
@@ -329,7 +329,7 @@ def _decode_in_slots(
 def _scores(query: mx.array, k: mx.array, scale: float, more: mx.array | None) -> mx.array:
     """Return the scores, (rows, kv_heads, group, tokens): `query`, (rows, kv_heads, group, dim),
     times all keys, plus `more`, (rows, 1 or heads, 1, tokens). Many keys are the left operand, as
-    in `_decode_on_cpu`; packing few keys costs less than another operation."""
+    in `_decode_on_cpu`. MLX packs few keys, which costs less than another operation."""
     rows, kv_heads, group, _ = query.shape
     n_tokens = k.shape[2]
     if more is not None and more.shape[1] > 1:

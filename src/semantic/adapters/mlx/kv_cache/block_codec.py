@@ -1,4 +1,4 @@
-"""Codec between KV caches and stored blocks: one byte layout for both forms of caches.
+"""Codec between KV caches and stored blocks: the same byte layout for contiguous and paged caches.
 
 A block body holds 256 tokens layer by layer: keys head by head, then values. A checkpoint holds all
 other data: a window's part before its first whole block, and mlx-lm's own states. A `BlockMemory`
@@ -77,7 +77,7 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
         pieces: Sequence[Piece],
     ) -> list[CacheT]:
         """Return the caches after `length` tokens, from the staged data and a checkpoint's pieces.
-        A layer without a piece has FULL bodies, or the caller restores its state."""
+        If a layer has no piece, its bodies are FULL or the caller restores its state."""
 
 
 class BlockCodec(Generic[CacheT, MemoryT]):
@@ -254,7 +254,7 @@ def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
 def describe(
     parts: PartLayers, shapes: Sequence[LayerShape | None], others: Sequence[tuple[int, str]]
 ) -> BlockLayout:
-    """Return the layout of a model's blocks. `others` lists (index, kind) of layers in no part."""
+    """Return the layout of a model's blocks. `others`: (index, kind) of each layer in no part."""
     name = {
         "full": _describe_layers(parts.full, shapes),
         "window": _describe_layers(parts.window, shapes),
@@ -276,7 +276,7 @@ def window_start(length: int, window: int) -> int:
 
 
 def window_edge(length: int, window: int) -> range:
-    """Return the window's positions before its first whole block: a checkpoint holds these."""
+    """Return the window's positions before its first whole block, which a checkpoint holds."""
     first = window_start(length, window)
     return range(first, min(whole_blocks(first), length))
 
@@ -286,7 +286,7 @@ def _all_finite(arrays: Sequence[mx.array]) -> bool:
 
 
 def _token_bytes(layers: Sequence[int], shapes: Sequence[LayerShape | None]) -> tuple[int, ...]:
-    """Return the bytes of one token in each segment; a segment is one head of keys or of values."""
+    """Return the bytes per token of each segment. A segment is the keys or values of one head."""
     segments: list[int] = []
     for shape in (require_shape(shapes, layer) for layer in layers):
         for dim in (shape.k_head_dim, shape.v_head_dim):

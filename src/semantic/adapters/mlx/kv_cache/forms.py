@@ -2,8 +2,8 @@
 
 A form creates the caches of sequences, turns them into blocks, and converts caches and blocks to
 bytes. Each form works only with its own caches, which are opaque to the other form. A model gets
-pages if all layers have kernels that pass their self-test and the model's logits are right with
-them. Knows devices and kernels.
+pages if all layers have kernels that pass their self-test and the logits over pages are right.
+Knows devices and kernels.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def choosing_contiguous(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None], name: str | None
 ) -> Slices[CacheForm]:
     """Choose the contiguous form, yielding after each forward pass. Stores, under the model's
-    fingerprint `name`, which layers can use our caches. Without a `name`, stores nothing."""
+    fingerprint `name`, which layers can use our caches. If `name` is None, stores nothing."""
     if name is not None and name in CHOSEN_LAYERS:
         ragged = CHOSEN_LAYERS[name]
     else:
@@ -262,7 +262,7 @@ def _comparing_pages(
     found: Sequence[PagedAttention],
     beside: Beside,
 ) -> Slices[bool]:
-    """Return whether the model's logits are right with pages, within and beyond its windows."""
+    """Return whether the logits over pages are right, within and beyond the model's windows."""
 
     def layers_of(
         spec: ModelCacheSpec, kinds: Sequence[PageKind], attention: Sequence[PagedAttention]

@@ -73,7 +73,7 @@ class StateBatch(ArraysCache):
         self._settled = False
 
     def extend(self, other: StateBatch) -> None:
-        """Add the rows of `other`, which must not be used any more."""
+        """Add the rows of `other`; `other` is unusable afterwards."""
         other._settle(padding=0)
         self._join(other._rows, [other.cache])
 
@@ -92,8 +92,8 @@ class StateBatch(ArraysCache):
 
     @property
     def example(self) -> list[mx.array | None]:
-        """The states of some rows. The states of all other rows have the same shapes, except for
-        the axis of rows."""
+        """The states of some rows. Except for the number of rows, the states of all rows have the
+        same shapes."""
         return self._joining[-1] if self._joining else self.cache
 
     # Called by models

@@ -67,7 +67,7 @@ def _smaller(name: str, value: object) -> object:
 
 
 def _configurations(models: tuple[Module, ...]) -> Iterator[_Values]:
-    """Yield, once each, the attributes of all modules and of their configuration objects."""
+    """Yield the attributes of each module and of each configuration object once."""
     seen: set[int] = set()
     for model in models:
         for module in cast(Callable[[], list[Module]], model.modules)():
@@ -261,8 +261,8 @@ def _with_window(layer: LayerSpec, window: int | None) -> LayerSpec:
 
 
 def _limits_of_positions(model: Module) -> Iterator[int]:
-    """Yield lengths, in tokens, up to which positions do not depend on a chunk's length. Some
-    rotary embeddings depend on that length beyond the model's original context."""
+    """Yield, for some rotary embeddings, the number of tokens up to which positions do not depend
+    on a chunk's length. Beyond the model's original context, positions depend on that length."""
     known: dict[tuple[object, ...], bool] = {}
     for rope in cast(Callable[[], list[Module]], model.modules)():
         limit = getattr(rope, "max_position_embeddings", None)

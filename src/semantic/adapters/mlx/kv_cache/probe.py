@@ -94,8 +94,8 @@ class LogitsProbe:
     """
 
     def __init__(self, model: Module, decoding: Module | None = None, agree: Agree = bool) -> None:
-        """`model` computes single sequences; `decoding`, if given, computes batches. The ranks of a
-        sharded model `agree` after each comparison, so that all ranks continue in the same way."""
+        """`model` computes single sequences; `decoding`, if given, computes batches. `agree` makes
+        all ranks of a sharded model continue in the same way after each comparison."""
         attention_hook.install(model)
         self.model = model
         self.agree = agree
@@ -326,7 +326,7 @@ def _batched(
 def _prefilled_side_by_side(
     model: Module, layers: PagedLayers, sequences: Sequence[Sequence[PagedCache]], prompts: _Prompts
 ) -> Slices[None]:
-    """Prefill prompts together: equally many tokens of each prompt, then its remaining tokens."""
+    """Prefill equally many tokens of all prompts together, then each prompt's remaining tokens."""
     lengths = sorted({len(prompt) for prompt in prompts})
     stops = lengths if layers.beside == "even" else [lengths[0] // 2, lengths[-1]]
     for at, stop in itertools.pairwise([0, *stops]):
@@ -354,7 +354,7 @@ def _most_rounded(differences: Sequence[float]) -> float:
 
 
 def _without_strays(differences: Sequence[float]) -> float:
-    """Return the mean of the smallest two thirds; NaN if any difference is NaN."""
+    """Return the mean of the smallest two thirds of `differences`; NaN if any difference is NaN."""
     if any(math.isnan(one) for one in differences):
         return math.nan
     return statistics.mean(sorted(differences)[: -(len(differences) // _STRAYS)])

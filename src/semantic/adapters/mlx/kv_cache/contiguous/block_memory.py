@@ -125,7 +125,7 @@ class ContiguousMemory:
         return [made.get(i, cache) for i, cache in enumerate(caches)]
 
     def _in_place(self, cache: ContiguousCache, layer: int, stop: int) -> KVBuffer:
-        """Return the final arrays for the tokens of FULL bodies up to position `stop`."""
+        """Return the arrays into which to load FULL bodies, up to position `stop`."""
         if isinstance(cache, SequenceCache):
             if cache.buffer.capacity < whole_blocks(stop):
                 capacity = cache.buffer.capacity
@@ -180,7 +180,7 @@ class _Reader:
 
     def held(self, layer: int, tokens: range) -> tuple[KVBuffer, int]:
         """Return a layer's keys and values, and the index at which `tokens` begin in them. Raises
-        BackendError if the layer does not hold the tokens, or its arrays have another form."""
+        BackendError if the layer does not hold the tokens, or if the shape or dtype is wrong."""
         buffer, held = _tokens_of(self._caches[layer])
         require_held(layer, held, tokens)
         shape = require_shape(self._shapes, layer)
@@ -224,7 +224,7 @@ def _tokens_of(cache: ContiguousCache) -> tuple[KVBuffer, range]:
 def _head_views(
     raw: memoryview, heads: int, capacity: int, start: int, stop: int
 ) -> Iterator[memoryview]:
-    """Yield the bytes of tokens `start` to `stop` of each head, (1, heads, capacity, dim)."""
+    """Yield each head's bytes of tokens `start` to `stop`; `raw` is (1, heads, capacity, dim)."""
     per_head = len(raw) // heads
     per_token = per_head // capacity
     for head in range(heads):

@@ -62,7 +62,7 @@ class KVBuffer:
         self.k, self.v, self.capacity = moved.k, moved.v, capacity
 
     def write(self, at: int, stop: int, k: mx.array, v: mx.array) -> None:
-        """Write `k` and `v` to tokens `at` to `stop`, which must not exceed the capacity."""
+        """Write `k` and `v` as tokens `at` to `stop`; `stop` must not exceed the capacity."""
         self.k[..., at:stop, :] = k
         self.v[..., at:stop, :] = v
 

@@ -67,7 +67,7 @@ def read_state(tree: Tree, expected: Tree, length: int, empty: MlxLmCache) -> Ml
 
 
 def class_name(cache: object) -> str:
-    """Return the cache's class name. Raises UnsupportedModelError for an unstorable cache."""
+    """Return the cache's class name. Raises UnsupportedModelError if the cache cannot be stored."""
     name = type(cache).__name__
     if _KNOWN.get(name, type(cache)) is not type(cache) or not hasattr(cache, "__dict__"):
         raise UnsupportedModelError(f"cannot store a {name} in a checkpoint")

@@ -307,7 +307,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
                 self._division = self._offset = None
 
     def _arranged(self) -> Division:
-        """Return the division for the next step. Each row then has space for its next token."""
+        """Return the division of rows for the next step. Each row has space for its next token."""
         if self._division is None or any(slots.full for slots in self.shared):
             self._arrange()
             numbers = {id(row): i for i, row in enumerate(self.rows)}
@@ -363,8 +363,8 @@ class _Step:
 
 
 class _Steps(threading.local):
-    """A thread's steps, so that all layers share a step. Each thread needs separate MLX arrays.
-    A step is freed once no `Slots` refers to it."""
+    """Shares each step between all layers on a thread. Each thread needs separate MLX arrays. A
+    step is freed once no `Slots` refers to it."""
 
     def __init__(self) -> None:
         self._made: WeakValueDictionary[tuple[tuple[int, ...], mx.Dtype], _Step] = (

@@ -1,6 +1,6 @@
 """Attention over pages: the protocol, and an implementation in MLX's own operations.
 
-`kernels.py` has the fast implementation. The one here works on every device and copies its input.
+`kernels.py` has the fast kernels. This implementation works on every device and copies its input.
 The kernels must agree with it, and tests use it on devices without kernels.
 """
 
@@ -28,7 +28,7 @@ class DecodeStep(NamedTuple):
     latents, values are their rope keys, and the result is a sum of latents. A score is then the
     scaled product of `q` and a latent plus that of `rope` and a rope key. `number` counts steps of
     `metadata`, `kind` is the number of the layer's kind, `layer` the layer's number in that kind.
-    `after` is the result of the previous step, whose tokens must be visible, or None. With
+    `after` is the result of the previous step, whose tokens must be visible, or None. If
     `write_first`, for rows of one sequence, attention writes all new tokens before any row attends.
     Rows after the metadata's sequences are padding, and their results are arbitrary.
     """
@@ -100,7 +100,7 @@ class PortableAttention:
     """A `PagedAttention` in MLX's operations."""
 
     def attend(self, step: DecodeStep) -> mx.array:
-        """See `PagedAttention.attend`. Ignores `after`, because MLX sees these writes."""
+        """See `PagedAttention.attend`. Ignores `after`, because MLX itself orders these writes."""
         results = []
         q, k, v = plain(step.q), plain(step.k), plain(step.v)
         pool, layer = step.pool, step.layer

@@ -79,8 +79,8 @@ class SplitPlan:
 
 
 def split_for(row: RowPages) -> int:
-    """Return the tokens per split of `row`: a function of its position and window, as the splits
-    decide the bits of the result. Long rows get long splits, because a kernel combines few."""
+    """Return the tokens per split of `row`, which depend only on the row's position and window:
+    splits decide rounding. Long rows get long splits, because a kernel can combine only a few."""
     split, first = SHORTEST, row.first
     while row.position // split - first // split >= MOST_SPLITS:
         split *= 2
@@ -93,8 +93,8 @@ def splits_of(row: RowPages, split: int) -> range:
 
 
 def chunk_for(splits: Sequence[range], at_once: int) -> int:
-    """Return the tokens per item that let a device with `at_once` parallel items finish soonest, in
-    one wave or in a few full waves. `splits` are the splits of each row."""
+    """Return the number of tokens per item with which a device finishes soonest if it processes
+    `at_once` items in parallel. `splits` are the splits of each row."""
     lengths = [len(one) * one.step for one in splits]
     longest, total = max(lengths), sum(lengths)
 
@@ -120,9 +120,9 @@ def cut_at_blocks(first: int, stop: int) -> list[range]:
 def plan_split(
     rows: Sequence[RowPages], splits: Sequence[range], chunk: int, runs: Sequence[int] | None = None
 ) -> SplitPlan:
-    """Plan items of at most `chunk` tokens, or of one split, for the next token of each row, which
-    needs a page for that token. If `runs` is given, `rows[i]` stands for a run of `runs[i]` rows;
-    see `joined_runs`."""
+    """Divide the keys of each row's next token into items of at most `chunk` tokens, but at least
+    one split. Each row must have a page for that token. If `runs` is given, `rows[i]` stands for a
+    run of `runs[i]` rows; see `joined_runs`."""
     runs = [1] * len(rows) if runs is None else runs
     starts = [mine[:: max(1, chunk // mine.step)] for mine in splits]
     n_items = sum(map(len, starts))
@@ -172,8 +172,8 @@ RowSize = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The keys that each thread group reads in the steps before `until`; see `SplitPlan`. Invalid
-    once the pages of its pool have moved more than `moves` times."""
+    """The keys that each thread group reads in the steps before `until`; see `SplitPlan`. The plan
+    is valid until the pool's pages have moved more than `moves` times."""
 
     n_items: int
     n_results: int
@@ -300,7 +300,7 @@ class MetadataCache:
     __slots__ = ("_last", "_size", "_subset")
 
     def __init__(self, size: RowSize = exact) -> None:
-        """`size` returns the padded number of rows for a number of rows."""
+        """`size` maps a number of rows to the padded number of rows."""
         self._size = size
         # Weak references, because sequences that have left a batch must not stay alive.
         self._last: weakref.ref[BatchMetadata] | None = None

@@ -1,9 +1,9 @@
-"""A `BlockMemory` over paged caches: stored blocks as whole pages, in one copy each.
+"""A `BlockMemory` over paged caches: copies stored blocks to and from whole pages.
 
 If the device has a copy engine and a body equals one page, the engine copies the body outside MLX's
-computation, and a loan of the page prevents writes to it meanwhile. Otherwise host pages first
-gather the loaded bodies, because a page holds all layers of its kind. Knows layers and their pages;
-does not know a block's byte layout.
+computation. A loan of the page prevents writes to the page meanwhile. Otherwise this module
+collects the loaded bodies in host memory until a page is complete: a page holds all layers of its
+kind. Knows layers and their pages; does not know a block's byte layout.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class PagedMemory:
     def deferred(
         self, caches: Sequence[PagedCache], layers: Sequence[int], tokens: range, room: Room | None
     ) -> ArrivingBody | None:
-        """See `BlockMemory.deferred`. Returns None for a ring: its pages change during a loan."""
+        """See `BlockMemory.deferred`. Returns None for a window's ring, whose pages may change."""
         if self._transfers is None or not _is_one_page(caches, layers):
             return None
         cache = caches[layers[0]]
@@ -260,9 +260,8 @@ def _is_one_page(caches: Sequence[PagedCache], layers: Sequence[int]) -> bool:
 def _rings(
     caches: Sequence[PagedCache], staging: Staging[HostPages], length: int, pieces: Sequence[Piece]
 ) -> dict[int, HostRing]:
-    """Return the rings of all windows after `length` tokens, by kind. Writes whole blocks before
-    the checkpoint: a page of a ring may get tokens from both, and must keep the checkpoint's
-    tokens."""
+    """Return the rings of all windows after `length` tokens, by kind. Writes whole blocks first,
+    then the checkpoint: in a page that gets tokens from both, the checkpoint's tokens must stay."""
     rings: dict[int, HostRing] = {}
     for i, tokens, _ in pieces:
         if (kind := caches[i].layer.kind) in rings:

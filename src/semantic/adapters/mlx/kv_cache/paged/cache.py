@@ -23,7 +23,7 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTa
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """A layer: its kind's number, its own number in that kind, and attention over its pages."""
+    """A layer: the number of its kind, its number within the kind, and attention over its pages."""
 
     kind: int
     number: int

@@ -41,7 +41,7 @@ _ATTEND_INPUTS = ("q", "k", "v", "pages", "plan", "positions", "layer", "after")
 
 
 class Tiling(NamedTuple):
-    """Warps per thread group, and tokens that a warp reads at a time, a power of two."""
+    """Warps per thread group, and how many tokens (a power of two) a warp reads at a time."""
 
     warps: int
     tile: int
@@ -153,7 +153,7 @@ class PagedKernels:
         )[0]  # fmt: skip
 
     def _attend_together(self, step: DecodeStep) -> mx.array:
-        """Attend with runs of rows of one sequence; each run reads the keys only once."""
+        """Attend in runs. A run is several rows of one sequence, and reads the keys only once."""
         q, sinks = step.q, step.sinks
         after = self._write_rows(step)
         rows, n_heads, _, _ = q.shape
@@ -297,8 +297,8 @@ class PagedKernels:
 
     @property
     def _vectors(self) -> int:
-        """Threads that write a head's token: one per 16 bytes of its key or of its value, whichever
-        is wider."""
+        """The number of threads that write a head's token: one thread for every 16 bytes of the key
+        or the value. The wider of the two decides."""
         shape = self._kind.shape
         return _widest(shape) * shape.dtype.size // 16
 
@@ -325,8 +325,8 @@ class PagedKernels:
         return -(-group // self._together(n_heads, latent=latent))
 
     def _together(self, n_heads: int, *, latent: bool = False) -> int:
-        """Return how many query heads a thread group has. More heads read the keys once, but need
-        more registers."""
+        """Return how many query heads share a thread group. The group reads the keys once for all
+        its heads, but more heads need more registers."""
         shape = self._kind.shape
         group = n_heads // shape.kv_heads
         width = shape.k_head_dim + (shape.v_head_dim if latent else 0)
@@ -364,7 +364,7 @@ def _built(
 
 
 class _Variant(NamedTuple):
-    """A kind of attention: its query heads, in all and per thread group; its sinks and latents."""
+    """Parameters of an attention kernel. A thread group computes `together` of `n_heads` heads."""
 
     n_heads: int
     together: int
@@ -451,12 +451,12 @@ def _widest(shape: LayerShape) -> int:
 
 
 def _result_width(shape: LayerShape, *, latent: bool = False) -> int:
-    """Return how many numbers a head's result has, which is a sum of values or of latents."""
+    """Return the width of a head's result: that of values or, if `latent`, that of latents."""
     return shape.k_head_dim if latent else shape.v_head_dim
 
 
 def _multiple(head_dim: int) -> int:
-    """Return how many matrix instructions a warp runs side by side, as its registers allow."""
+    """Return how many matrix instructions a warp can run side by side with its registers."""
     return 1 if head_dim > _WIDE else 2
 
 

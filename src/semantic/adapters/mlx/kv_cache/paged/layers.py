@@ -54,7 +54,7 @@ _USUAL_LENGTH = 8192
 
 
 class RowCosts(NamedTuple):
-    """The most bytes of keys and values to read for tokens computed as rows, and how to pad.
+    """Limits, in bytes of keys and values read, below which prompt tokens are computed as rows.
 
     As a row, each prompt token reads all keys before it. But a pass can have any number of rows
     from any sequences, and no shape is new to the device. Up to `alone` bytes, rows are faster than
@@ -97,7 +97,7 @@ class PagedLayers:
         beside: Beside = "alone",
     ) -> None:
         """`attention[i]` computes over pages of `kinds[i]`; `states` creates the caches of all
-        other layers. With `at_once`, `set_aside` allocates memory immediately; otherwise pools grow
+        other layers. If `at_once`, `set_aside` allocates memory immediately; otherwise pools grow
         on demand. `beside` says how sequences with states may share a pass."""
         self.beside: Beside = "alone" if states is None else beside
         self._at_once = at_once
@@ -117,8 +117,8 @@ class PagedLayers:
         token after the other."""
 
     def set_aside(self, n_bytes: int) -> None:
-        """Set the sizes of the pools, which take `n_bytes` together. Divides the bytes between
-        kinds as a sequence of 8,192 tokens would; a pool without free pages grows."""
+        """Set the sizes of the pools, which take `n_bytes` together, in the ratio that a sequence
+        of 8,192 tokens needs. A pool without free pages grows."""
         sizes = [
             len(range(0, _USUAL_LENGTH, BLOCK_TOKENS)) if pool.kind.ring is None else pool.kind.ring
             for pool in self.pools
@@ -187,7 +187,7 @@ class PagedLayers:
     def _with_states(
         self, paged: Callable[[int, PagedLayer], PagedCache], states: Mapping[int, MlxLmCache]
     ) -> list[PagedCache]:
-        """Return the caches of all layers, although only layers with pages have a `PagedCache`."""
+        """Return each layer's cache: a `PagedCache`, or mlx-lm's if the layer has no pages."""
         return [
             cast(PagedCache, states[i]) if i in states else paged(i, self._layers[i])
             for i in range(self._spec.n_layers)
@@ -198,8 +198,8 @@ class PagedLayers:
         first_paged(caches).sequence.reserve(capacity)
 
     def reads_as_rows(self, caches: Sequence[PagedCache], n_tokens: int, n_bytes: int) -> bool:
-        """Return whether the next `n_tokens` may be rows of a batch: they read at most `n_bytes`
-        and overwrite no tokens in a window to which they attend."""
+        """Return whether the next `n_tokens` may be rows of a batch. They must read at most
+        `n_bytes`, and must not overwrite tokens of a window that they still read."""
         paged = first_paged(caches)
         total = 0
         for table in paged.sequence.tables:
@@ -366,11 +366,11 @@ def _divided(held: range, n: int) -> list[range]:
 
 
 def _unshare(table: PageTable, length: int) -> list[tuple[PageRef, PageRef]]:
-    """Copy-on-write: replace the shared pages that writing from position `length` on will change.
+    """Replace the shared pages that writing from position `length` on will change (copy-on-write).
 
-    Returns pairs of old and new references, whose pages the caller copies. In a ring, any page may
-    change; otherwise only the page of position `length`, unless that page begins there. Later pages
-    hold no tokens: drops the shared pages among them, and keeps the others as capacity.
+    Returns pairs of old and new references; the caller copies the pages. In a ring, any page may
+    change; otherwise only the last page, and only if it has space left. Later pages hold no tokens:
+    drops the shared ones, and keeps the others as capacity.
     """
     pool = table.pool
     needed = table.pages_for(length)

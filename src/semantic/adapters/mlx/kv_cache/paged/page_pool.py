@@ -23,8 +23,8 @@ from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpe
 
 @dataclass(frozen=True, slots=True)
 class PageKind:
-    """Layers of one shape and one window. A page holds 256 tokens of all these layers. With a
-    window, `ring` is the number of pages of a sequence, else None."""
+    """Layers of one shape and one window. A page holds 256 tokens of all these layers. `ring` is
+    the number of a sequence's pages if there is a window, else None."""
 
     layers: tuple[int, ...]
     shape: LayerShape
@@ -33,7 +33,7 @@ class PageKind:
 
     @property
     def head_sizes(self) -> tuple[int, int]:
-        """The number of numbers in a head's 256 keys, and in a head's 256 values."""
+        """The sizes of one head's 256 keys and of its 256 values, in numbers."""
         return BLOCK_TOKENS * self.shape.k_head_dim, BLOCK_TOKENS * self.shape.v_head_dim
 
     @property
@@ -254,7 +254,7 @@ class PagePool:
             yield self._address
 
     def expect(self, n_pages: int) -> None:
-        """Set a size, in pages, at which the pool stops once before it doubles further."""
+        """Make the pool stop once at `n_pages` pages as it grows by doubling."""
         self._enough = n_pages
 
     def abandon(self) -> None:
@@ -383,8 +383,8 @@ class PagedSequence:
 
 
 class PagedBlock(NamedTuple):
-    """The content of a block of a preempted sequence: page `refs[at]` of a page table. All blocks
-    of a kind's layers share `refs`. `first` to `stop` are the positions in all pages of the table;
+    """The content of a preempted sequence's block: page `refs[at]` of a page table. All blocks of a
+    kind's layers share `refs`. `first` to `stop` are the positions in all pages of the table;
     `nbytes` is the size of one layer's share of a page."""
 
     refs: tuple[PageRef, ...]

@@ -1,9 +1,9 @@
-"""Prefill of several sequences side by side: one pass over the next tokens of each.
+"""Prefill of several sequences side by side: one pass computes the next tokens of all sequences.
 
 For models with states, which take a sequence's tokens one after the other: one pass over many
 sequences costs less than a pass for each sequence. Shorter sequences are padded at the end; their
 states ignore padding because of mlx-lm's `lengths`. In layers with pages, each token is a row of a
-batch, without padding. Knows caches; knows neither requests nor when sharing a pass pays.
+batch, without padding. Knows caches; does not know requests, or when sharing a pass is faster.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ Chunk = tuple[Caches, Sequence[int]]
 
 
 class ChunkLayout:
-    """Where a pass has its tokens: as rows, one sequence after the other, or as (sequences, width).
+    """The tokens of a pass, either as one row per token, or as an array (sequences, width).
     Sequence i has `counts[i]` tokens, from position `firsts[i]` on. Padding fills each sequence up
-    to the width, and the pass up to the number of sequences."""
+    to `width` tokens, and the array up to the number of sequences."""
 
     def __init__(
         self, firsts: Sequence[int], counts: Sequence[int], shape: tuple[int, int], n_rows: int
     ) -> None:
-        """Arrange a pass of `shape`, (sequences, width), and of `n_rows` rows; both include
-        padding."""
+        """Arrange a pass as `n_rows` rows, and as `shape`, (sequences, width). These numbers
+        include padding."""
         self.shape = n_sequences, width = shape
         padding = [0] * (n_sequences - len(firsts))
         self.offset = mx.array([*firsts, *padding], mx.int32)
@@ -84,7 +84,7 @@ class ChunkBatch(PagedBatch):
     def update_and_fetch(
         self, keys: mx.array | Heads, values: mx.array | Heads
     ) -> tuple[PagedKeys, PagedKeys]:
-        """Accept the tokens, (sequences, kv_heads, tokens, head_dim); return a handle, twice."""
+        """Accept (sequences, kv_heads, tokens, head_dim); return one handle as keys and values."""
         if (keys.shape[0], keys.shape[2]) != self._layout.shape:
             raise ValueError(f"expected (sequences, tokens) of {self._layout.shape}")
         as_rows = self._layout.to_rows
