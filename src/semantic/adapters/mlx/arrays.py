@@ -50,7 +50,7 @@ class Heads:
 
 
 def plain(one: mx.array | Heads) -> mx.array:
-    """Return an array unchanged, and `Heads` as a view of their array."""
+    """Return `one` as an array without a copy: `Heads` become a view of their array."""
     return one.view() if isinstance(one, Heads) else one
 
 
@@ -94,14 +94,14 @@ def on_device(numbers: Sequence[int]) -> mx.array:
 
 def on_device_async(numbers: Sequence[int]) -> mx.array:
     """Like `on_device`, but start the evaluation at once. A decode step that evaluated the upload
-    would have another CUDA graph, and MLX instantiates a graph as slowly as it runs a step."""
+    would have another CUDA graph, and instantiating a graph takes as long as a step."""
     array = on_device(numbers)
     async_eval(array)
     return array
 
 
 def token_ids(tokens: Sequence[Sequence[int]]) -> mx.array:
-    """Return `tokens` in the dtype of sampled tokens: a GPU compiles a gather for each dtype."""
+    """Return `tokens` as uint32, as samplers do, so that a GPU compiles only one gather kernel."""
     return mx.array([list(one) for one in tokens], mx.uint32)
 
 

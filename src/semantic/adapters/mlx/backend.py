@@ -74,8 +74,8 @@ class MLXBackend:
     ) -> None:
         """`form` contains the model, makes the model's caches and converts them to bytes.
 
-        Without `grammars`, constrained decoding is unavailable. `pads` decides which batches have
-        padding. `agree` makes all ranks of a sharded model use the same tokens.
+        If `grammars` is None, constrained decoding is unavailable. `pads` decides which batches
+        have padding. `agree` makes all ranks of a sharded model use the same tokens.
         """
         self.model = form.model
         self.model_id = model_id
@@ -362,7 +362,7 @@ class MLXBackend:
         return sampled
 
     def _read(self, emitted: Emitted) -> SampledToken:
-        """Return an emitted token with log-probabilities. Call this before `length` counts it."""
+        """Return `emitted` with log-probabilities; `length` does not yet include the token."""
         sequence, token, logprobs, finite = emitted
         if not finite:
             return SampledToken(sequence, token, finite=False)
@@ -387,8 +387,8 @@ class MLXBackend:
     def _leave(
         self, sequence: SequenceId, state: _Sequence, *, read: bool = False
     ) -> Emitted | None:
-        """Take a sequence out of the batch, if it is in the batch, and update its caches. With
-        `read`, wait for the sequence's token in flight and return it; None if there is none."""
+        """Take a sequence out of the batch, if it is there, and update its caches. If `read`, wait
+        for the sequence's token in flight and return it; None if no token is in flight."""
         self._starting.pop(sequence, None)
         state.decoding = False
         if sequence not in self._batch:

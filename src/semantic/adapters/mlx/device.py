@@ -36,7 +36,7 @@ _WARNED_PART = 16
 @dataclass(frozen=True, slots=True)
 class _Files:
     """The files in which a cgroup version reports a control group's memory: its limit and its use.
-    `droppable` names the counters in `memory.stat` of memory that the system may drop."""
+    `droppable` names the counters, in `memory.stat`, for memory that the system may drop."""
 
     root: Path
     limit: str
@@ -88,8 +88,8 @@ def spare_memory() -> int | None:
 
 
 def spare_under_pressure(level: int) -> int | None:
-    """Return the bytes available at a level of macOS' memory pressure: None (no bound) at normal, 0
-    at critical. At a warning, which endangers only caches, return a sixteenth of the memory."""
+    """Return the bytes available at a level of macOS' memory pressure: None (no bound) if normal, 0
+    if critical. A warning endangers only caches: return a sixteenth of the memory."""
     if level >= _CRITICAL:
         return 0
     return physical_memory() // _WARNED_PART if level >= _WARNING else None
@@ -105,7 +105,7 @@ def _pressure_level() -> int:
 
 
 def _limited_groups() -> Iterator[tuple[_Files, Path, int]]:
-    """Yield each control group that contains the process and has a limit, up to the root."""
+    """Yield each control group with a limit, from the process's own group up to the root."""
     for files in (_V1, _V2):
         folder = files.root / _group(files).lstrip("/")
         for one in (folder, *folder.parents):

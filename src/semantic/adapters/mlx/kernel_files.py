@@ -1,8 +1,8 @@
 """The folder where MLX's CPU backend compiles fused operations and from which it loads them later.
 
-It is `mlx/VERSION/cpu` in the system's temporary folder, and operations determine its file names.
-So other users with write access there decide which code runs. Only the variable TMPDIR moves the
-folder. `own` also sets a folder for the kernels of MLX's CUDA backend. Does not import MLX.
+MLX uses `mlx/VERSION/cpu` in the system's temporary folder, with predictable file names. So other
+users with write access there decide which code runs. Only the variable TMPDIR moves the folder.
+`own` also sets a folder for the kernels of MLX's CUDA backend. Does not import MLX.
 """
 
 from __future__ import annotations

@@ -96,9 +96,9 @@ class HostMemory:
         self._lock = threading.RLock()  # garbage collection may return memory at any point
 
     def take(self, n_bytes: int) -> memoryview:
-        """Return memory of `n_bytes` with arbitrary content, reused after its last view is gone.
-        Takes slower memory if no memory is left that the device accesses directly. Raises
-        MemoryError."""
+        """Return memory of `n_bytes` with arbitrary content. The pool reuses the memory once its
+        last view is gone. If no memory that the device accesses directly is left, returns slower
+        memory. Raises MemoryError."""
         size = _size_for(n_bytes)
         with self._lock:
             free = self._free[size]
@@ -191,8 +191,8 @@ class Transfers:
         self._threads.submit(self._prepare, n_bytes, n)
 
     def fetch(self, place: Place, rows: Sequence[Rows], room: Room | None = None) -> ArrivingBody:
-        """Start copying rows from the device to memory from `room` or, without `room`, to new
-        memory; then end `place`."""
+        """Start copying rows from the device into memory that `room` returns or, if there is none,
+        into new memory. The end of the copy ends `place`."""
         n_bytes = sum(one.nbytes for one in rows)
         return ArrivingBody(n_bytes, self._threads.submit(self._fetch, place, rows, n_bytes, room))
 

@@ -163,7 +163,7 @@ class DecodeBatch(Protocol):
 
     @property
     def max_joins_per_step(self) -> int | None:
-        """The most sequences that may join per step; None without a limit."""
+        """The most sequences that may join per step; None if there is no limit."""
 
     def __contains__(self, sequence: object) -> bool: ...
 
@@ -211,7 +211,7 @@ class ContinuousBatch:
     """A `DecodeBatch` for our own caches, which join and leave without copies.
 
     `step` emits a sequence's first token before it launches the next step. If the batch also has
-    older rows, `step` does this only with `launch_blocks`, and emits all rows' tokens at once.
+    older rows, `step` does so only if `launch_blocks`, and then emits the tokens of all rows.
     """
 
     max_joins_per_step = None

@@ -101,7 +101,7 @@ class GeneratorBatch:
     """A `DecodeBatch` over mlx-lm's BatchGenerator."""
 
     max_joins_per_step = 1
-    """Only 1: mlx-lm gives an empty sequence that joins with others a state of zeros."""
+    """Only 1: if an empty sequence joins together with others, mlx-lm gives it a state of zeros."""
 
     def __init__(self, model: Module) -> None:
         self._generator = BatchGenerator(

@@ -178,15 +178,15 @@ PadsFor = Callable[[Module], Pads | None]
 
 def pads_here(model: Module) -> Pads | None:
     """Return `even` for a GPU and None for a CPU, where padding gains nothing. Also return None if
-    the model computes padded batches wrongly. On GPUs, padding takes at most nine tenths of the
-    time of ragged rows in `benchmarks.gpu_padded`, and gains more with each row."""
+    the model computes padded batches wrongly. On GPUs, padded rows take at most nine tenths of the
+    time of ragged rows in `benchmarks.gpu_padded`, and a smaller share with more rows."""
     return None if on_cpu() or not padding_works(model) else even
 
 
 def padding_works(model: Module) -> bool:
     """Return whether a batch in mlx-lm's own padded caches has the right logits. Also tests
-    sequences longer than windows, chunks and the budgets of sparse attention, where padding may
-    change the choice of tokens."""
+    sequences that exceed windows, chunks and the token budgets of sparse attention: padding may
+    change which tokens a model chooses there."""
     probe = LogitsProbe(model)
     with probe.narrowed() as narrow:
         if narrow is not None and at_once(narrow.computing()) and not narrow.accepts_padding():

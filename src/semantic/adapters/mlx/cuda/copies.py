@@ -187,7 +187,7 @@ def copies_rightly(driver: CopyDriver) -> bool:
 
 
 def _reads(driver: CopyDriver, device: int, host: memoryview) -> bool:
-    """Return whether copies to the host are right: first all numbers, then half of each row."""
+    """Return whether copies to the host are right, for whole arrays and for half of each row."""
     expected = numbers("i", range(1, _TESTED + 1))
     driver.to_host(address_of(host), device, Rows(1, len(host), len(host)))
     if bytes(host) != expected.tobytes():
@@ -201,7 +201,7 @@ def _reads(driver: CopyDriver, device: int, host: memoryview) -> bool:
 
 
 def _writes(driver: CopyDriver, device: int, host: memoryview, array: mx.array) -> bool:
-    """Return whether MLX sees numbers that `driver` copies over half of each row."""
+    """Return whether MLX sees the numbers that `driver` copies to half of each row."""
     driver.to_device(device, address_of(host[: len(host) // 2]), _ROWS)
     at = mx.arange(_TESTED, dtype=mx.int32)
     expected = mx.where(at % _WHOLE < _HALF, at // _WHOLE * _HALF + at % _WHOLE + 1, at + 1)

@@ -27,7 +27,7 @@ _ROWS = _THREADS // _LANES
 _VECTOR = 4
 _WIDEST = 256
 _STAGED = 8192
-"""How many numbers fit into shared memory (32 KiB): of keys, queries and, with `vector`, decays."""
+"""How many numbers of keys, queries and, if `vector`, decays fit into 32 KiB of shared memory."""
 _TOLERANCE = 1e-2
 """The largest error, relative to the result's norm. Half precision is accurate to 4e-3."""
 _SELF_TEST = 2, 70
@@ -42,7 +42,7 @@ def install() -> None:
 
 
 class Rule(NamedTuple):
-    """A compiled kernel's parameters. With `vector`, each number of a key has its own decay."""
+    """A compiled kernel's parameters. If `vector`, each number of a key has its own decay."""
 
     k_heads: int
     v_heads: int
@@ -101,8 +101,8 @@ def _kernel_of(
 
 @functools.cache
 def right_kernel(rule: Rule) -> CudaKernel | None:
-    """Return a rule's kernel; None if on this device its results differ from those of MLX's
-    operations."""
+    """Return a rule's kernel; None if the kernel's results on this device differ from those of
+    MLX's operations."""
     if not rule.computable:
         return None
     kernel = build(rule)

@@ -1,7 +1,7 @@
 """Source text of attention for prompt tokens as rows of a batch, on CUDA's matrix units.
 
-Consecutive tokens of a sequence attend to almost the same keys, so a thread group reads these keys
-once for all queries of a run of rows and one KV head. `COMBINE` reduces the partial results, which
+Consecutive tokens of a sequence attend to almost the same keys. So a thread group reads these keys
+once for a run of rows and all queries of one KV head. `COMBINE` reduces the partial results, which
 have the same form as those of `ATTEND`. The pages already contain the rows' own tokens. Knows
 nothing about MLX.
 """

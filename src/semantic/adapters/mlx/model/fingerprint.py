@@ -174,9 +174,9 @@ _THREADS = max(4, min(16, os.cpu_count() or 1))
 def fingerprint(folder: Path, cache: DigestCache | None = None, *, any_chip: bool = False) -> str:
     """Return the id of the model in `folder`. Raises OSError if a file is unreadable.
 
-    `cache`, by default the user's own, keeps digests of large weight files. With `any_chip`,
-    machines that differ only in chip or BLAS kernel get the same id, although their keys and values
-    differ in the last bits. Such an id begins with a mark.
+    `cache`, by default the user's own, keeps digests of large weight files. If `any_chip`, machines
+    that differ only in chip or BLAS kernel get the same id, although their keys and values differ
+    in the last bits. Such an id begins with a mark.
     """
     cache = DigestCache() if cache is None else cache
     fields = [numerics(any_chip=any_chip).encode()]
@@ -212,7 +212,7 @@ def file_states(folder: Path) -> dict[str, FileState]:
 
 def numerics(*, any_chip: bool = False) -> str:
     """Return everything that determines rounding: libraries, device, chip, architecture, weight
-    type, BLAS and its kernel. With `any_chip`, leave out chip and kernel."""
+    type, BLAS and BLAS kernel. If `any_chip`, leave out the chip and the BLAS kernel."""
     device = read_device()
     kind = device.kind
     parts = {
@@ -247,7 +247,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _names_in(index: Path) -> list[str]:
-    """Return the sorted file names in an index of weights. Raises OSError for any other file."""
+    """Return the sorted file names in an index of weights. Raises OSError for a malformed index."""
     try:
         names = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
         outside = [name for name in names if Path(name).name != name]

@@ -70,9 +70,9 @@ def read_pooling(folder: Path, default: Pooling) -> Pooling:
 
 
 def pool(states: mx.array, positions: mx.array, lengths: mx.array, pooling: Pooling) -> mx.array:
-    """Return for each row the sum, (rows, width), of the states that make up its vector. `states`,
-    (rows, columns, width), are at `positions`, (1, columns), of rows with `lengths`, (rows,).
-    Leaves out padding."""
+    """Return for each row the sum, (rows, width), of the states that make up its vector. `states`
+    is (rows, columns, width). `positions`, (1, columns), has the columns' positions, and `lengths`,
+    (rows,), the rows' lengths. Leaves out padding."""
     ends = lengths[:, None]
     match pooling:
         case "last":
@@ -101,7 +101,7 @@ def read_length(folder: Path) -> int | None:
 
 
 def _read(path: Path) -> object:
-    """Return the JSON in a file; None if there is no file. Raises UnsupportedModelError."""
+    """Return a file's JSON; None if it is missing. Raises UnsupportedModelError if unreadable."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise UnsupportedModelError(f"{path} is longer than {_MAX_BYTES} bytes")

@@ -139,12 +139,12 @@ class MLXModelProvider:
     """A `ModelProviderPort`. Models in use that were loaded from the same files share their
     weights.
 
-    With `any_chip`, model ids do not depend on this machine's chip; see `fingerprint`. With
-    `ranks`, loads one shard: rank 0 gets a `LeadingBackend`, other ranks a backend for `follow`.
+    If `any_chip`, model ids do not depend on this machine's chip; see `fingerprint`. If `ranks` is
+    given, loads one shard: rank 0 gets a `LeadingBackend`, other ranks a backend for `follow`.
     """
 
     def __init__(self, *, any_chip: bool = False, ranks: Callable[[], Ranks] | None = None) -> None:
-        """`ranks` meets the other ranks; MLX's thread calls `ranks` once."""
+        """`ranks` connects this process with the other ranks. MLX's thread calls `ranks` once."""
         self._any_chip = any_chip
         self._meet = ranks
         self.ranks: Ranks | None = None
@@ -155,7 +155,7 @@ class MLXModelProvider:
     def load_model(
         self, model_id: str = EMBEDDED_MODEL, adapter: Path | None = None
     ) -> tuple[MLXBackend, MLXTokenizer]:
-        """See `ModelProviderPort.load_model`. On a CPU, weights become fp32, its only fast type."""
+        """See `ModelProviderPort.load_model`. On a CPU, weights become fp32, the fastest type."""
         return at_once(self.load_in_slices(model_id, adapter))
 
     def load_in_slices(
@@ -188,7 +188,7 @@ class MLXModelProvider:
         return backend, wrapped
 
     def _weights(self, folder: Path, max_bytes: int | None) -> Slices[Weights]:
-        """Return the weights in `folder`, at most `max_bytes`. Reads only weights not in memory."""
+        """Return the weights in `folder`, at most `max_bytes`; share weights that are in memory."""
         with _Reading("the model", folder):
             states = frozenset(file_states(folder).items())
         found = self._read.get(states)
@@ -285,14 +285,14 @@ def wrapping(
     decoding: Callable[[Module], Module] = shorten_here,
     ranks: Ranks | None = None,
 ) -> Slices[MLXBackend]:
-    """Wrap an mlx-lm model that is already in memory in a backend, in slices of a few steps each.
+    """Return a backend for an mlx-lm model that is already in memory. Each slice takes a few steps.
 
-    Without a `model_id`, the model gets a random id, so no stored cache ever matches it. Structured
-    output needs the `tokenizer`. `attention` finds paged attention for this device. Without paged
-    attention, caches are contiguous, and `pads` decides which batches have padding. `decoding`
-    returns the model, with the same weights, that decodes over pages. The ranks of a sharded model
-    agree on all choices, so that no choice depends on one rank's timing. Raises InvalidRequestError
-    if `model` is not an mlx-lm model.
+    If `model_id` is None, the model gets a random id, so no stored cache ever matches it.
+    Structured output needs the `tokenizer`. `attention` finds paged attention for this device.
+    Without paged attention, caches are contiguous, and `pads` decides which batches have padding.
+    `decoding` returns the model, with the same weights, that decodes over pages. The ranks of a
+    sharded model agree on all choices, so that no choice depends on one rank's timing. Raises
+    InvalidRequestError if `model` is not an mlx-lm model.
     """
     spec = read_spec(model)
     if spec is None:
@@ -426,7 +426,7 @@ _CHUNK = 640
 
 
 def warming_up(backend: MLXBackend, *, whole: bool = True) -> Slices[None]:
-    """Let some sequences join and leave a batch, one computation at a time, and close them all.
+    """Let some sequences join a batch, and then leave it and close, one computation at a time.
     Unless `whole`, run only one sequence, which shows whether the device can compute the model."""
     *history, last = _PROMPT
     sequences: list[SequenceId] = []

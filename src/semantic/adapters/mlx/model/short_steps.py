@@ -70,8 +70,8 @@ _End = Callable[[mx.array, mx.array], mx.array]
 
 
 def source_digest(module: ModuleType) -> str:
-    """Return a digest of the source code of a module's layers and of its model without the output
-    layer."""
+    """Return a digest of the source code on which this module builds: the layers in `module`, and
+    its model without the output layer."""
     parts = [getattr(module, name, None) for name in (*_PARTS, _MODELS[module])]
     source = "".join(inspect.getsource(part) for part in parts if part is not None)
     return hashlib.sha256(source.encode()).hexdigest()[:16]
@@ -138,7 +138,7 @@ class _Layer:
         self._norms = _head_norms(self._block.self_attn)
 
     def heads(self, h: mx.array, offset: mx.array) -> _Heads:
-        """Return attention's inputs, computed from the residual stream, (rows, 1, features)."""
+        """Return attention's inputs, computed from the residual stream `h`, (rows, 1, features)."""
         attention = self._block.self_attn
         rows, n, n_kv = h.shape[0], attention.n_heads, cast(int, attention.n_kv_heads)
         product = self._heads(self._block.input_layernorm(h))
@@ -335,8 +335,8 @@ def _add_ones(inner: Module) -> None:
 
 
 def _head_norms(attention: Module) -> tuple[mx.array, float] | None:
-    """Return the weights of all heads' norms, (heads, 1, head_dim), and the norms' epsilon; None
-    without norms. The weights are 1 for heads of values."""
+    """Return the weights of all heads' norms, (heads, 1, head_dim), and the norms' epsilon; None if
+    heads have no norms. The weights are 1 for heads of values."""
     q, k = attention.get("q_norm"), attention.get("k_norm")
     if not isinstance(q, RMSNorm) or not isinstance(k, RMSNorm):
         return None

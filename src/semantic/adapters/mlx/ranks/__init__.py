@@ -1,1 +1,1 @@
-"""One model on several processes, each with a shard of it on its own device."""
+"""One model on several processes. Each process computes a shard of the model on its own device."""

@@ -39,7 +39,7 @@ def follow(backend: MLXBackend, ranks: Ranks) -> None:
 
 
 def wait_for_end(ranks: Ranks) -> bool:
-    """Return whether rank 0 ends normally within seconds, as it does when it cannot start."""
+    """Return whether rank 0 ends normally in the next seconds, for example after a failed start."""
     with suppress(Empty):
         return ranks.links.received.get(timeout=_END_SECONDS)[1].op is Op.END
     return False
@@ -85,7 +85,7 @@ class Follower:
         }
 
     def take(self, frame: Frame) -> None:
-        """Make one call. Report an error to rank 0, which may have failed in the same way."""
+        """Make the call in `frame`, and report its error to rank 0, which may have failed too."""
         try:
             self._calls[frame.op](frame)
         except SemanticError as error:

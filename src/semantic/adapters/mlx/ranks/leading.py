@@ -1,4 +1,4 @@
-"""The backend of rank 0: an `MLXBackend` over its shard that announces calls to the other ranks.
+"""The backend of rank 0: an `MLXBackend` over rank 0's shard. Announces calls to the other ranks.
 
 All ranks make the same calls in the same order (`following`), so that they meet in the same
 collective operations. Rank 0 makes every decision that depends on a clock or on free memory. A
@@ -329,8 +329,8 @@ class LeadingBackend(MLXBackend):
             self._outcomes.succeeded(number)
 
     def _send_freed(self) -> None:
-        """Tell the other ranks which data to free, because no object refers to it. Any thread may
-        call this method."""
+        """Tell the other ranks to free the data to which no object on rank 0 refers any more. Any
+        thread may call this method."""
         for op, numbers in self._unused.items():
             freed: list[int] = []
             with suppress(IndexError):

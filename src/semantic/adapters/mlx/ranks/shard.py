@@ -53,7 +53,7 @@ class Ranks:
 
     def from_first(self, tokens: mx.array) -> mx.array:
         """Return rank 0's sampled `tokens` on every rank, as a part of MLX's graph. The result
-        depends on this rank's tokens too, so all of the model's operations precede it."""
+        depends on this rank's tokens too, so MLX first computes all of the model's operations."""
         mine = mx.array(int(self.rank == 0), tokens.dtype)
         return mx.distributed.all_sum(tokens * mine, group=self.group)
 

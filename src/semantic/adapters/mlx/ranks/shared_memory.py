@@ -34,7 +34,7 @@ _PREPARED = 4
 
 
 class Loan(NamedTuple):
-    """A part that stays in shared memory until `rank` has read it, for one target of a call."""
+    """A part for one target of a call. The part stays in shared memory until `rank` has read it."""
 
     rank: int
     number: int
@@ -58,7 +58,7 @@ class MappedMemory:
         os.close(descriptor)
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """Unmap pieces that are no longer in use."""
+        """Unmap the pieces `numbers`, which are no longer in use."""
         for number in numbers:
             address, n_bytes = self._pieces.pop(number, (0, 0))
             if number in self._pinned and self.driver is not None:
@@ -294,7 +294,7 @@ class GatheredBody:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A target on the other ranks: the number of the `loading` call, and the target's index."""
+    """A target on the other ranks, identified by its `loading` call's number and its index."""
 
     channels: Sequence[ChannelPort]
     number: int

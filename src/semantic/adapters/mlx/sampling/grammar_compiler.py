@@ -69,9 +69,9 @@ class GrammarCompiler:
         self._verdicts: Verdicts | None = None
 
     def guard(self, verdicts: Verdicts) -> None:
-        """From now on, compile only cheap grammars and grammars with a good verdict in `verdicts`.
-        For other grammars, raise the error in the verdict, or UncheckedGrammarError. `check` and
-        `mask` compile grammars with a good verdict only if these are known to be quick."""
+        """Accept only cheap grammars and grammars with a good verdict in `verdicts`. For other
+        grammars, raise the error in the verdict, or UncheckedGrammarError. `check` and `mask`
+        compile a grammar with a good verdict only if it is known to compile quickly."""
         self._verdicts = verdicts
 
     def schema_error(self, schema: str, tenant: str = "") -> str:
@@ -85,8 +85,8 @@ class GrammarCompiler:
         return problem
 
     def require_checked(self, schemas: Sequence[str], tenant: str = "") -> None:
-        """Raise UncheckedGrammarError, which names these schemas, if some of a tenant's `schemas`
-        need a check first."""
+        """Raise UncheckedGrammarError if some of a tenant's `schemas` need a check first. The error
+        lists the unchecked schemas."""
         if self._verdicts is None:
             return
         expensive = [schema for schema in schemas if not is_cheap(schema)]
@@ -209,7 +209,7 @@ def _key(grammar: Grammar) -> bytes:
 
 
 def name_of(grammar: Grammar) -> str:
-    """Return the name of the kind of `grammar` for error messages."""
+    """Return the name of the grammar's kind, for error messages."""
     return grammar.kind.replace("_", " ")
 
 

@@ -207,8 +207,8 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _reason(status: int, limits: ProcessLimits) -> str:
-    """Return the reason to refuse the grammar on which the process ended with exit `status`.
-    Raises CapacityError if the grammar was not to blame."""
+    """Return why to refuse a grammar whose compilation ended the process with exit `status`. Raises
+    CapacityError if the grammar is not the cause."""
     if status == -signal.SIGPROF:
         return f"compiling it takes more than {limits.cpu_s:g} s of CPU time; {_SIMPLER}"
     if status in (OUT_OF_MEMORY, -signal.SIGABRT):

@@ -38,7 +38,7 @@ class Filters:
     top_k: int
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """Apply top-p, min-p and top-k, in mlx-lm's order, then temperature, to (rows, vocab)."""
+        """Filter `logprobs`, (rows, vocab): top-p, min-p, top-k as in mlx-lm, then temperature."""
         if self.top_p < 1:
             logprobs = apply_top_p(logprobs, self.top_p)
         if self.min_p > 0:

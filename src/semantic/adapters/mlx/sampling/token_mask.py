@@ -104,8 +104,8 @@ class FreePrefix:
 
 
 class GrammarMask:
-    """The token mask for one sequence, from the first token of its answer on. The first call
-    consumes all earlier tokens of the answer, so a preemption changes no mask."""
+    """The token mask for one sequence. The first call consumes all earlier tokens of the answer, so
+    the masks are the same after a preemption."""
 
     def __init__(
         self, vocabulary: Vocabulary, matcher: LLMatcher, prefix: FreePrefix | None, n_prompt: int

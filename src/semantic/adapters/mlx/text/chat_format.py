@@ -74,8 +74,8 @@ class IncrementalRenderer:
         loops_only: bool = False,
     ) -> None:
         """`render` renders a whole chat; `eos` tokens end an answer; `thinks` says that the model
-        marks thoughts. With `single_calls`, several calls become several answers. `loops_only` is
-        as in `ChatFormat`, and also becomes True if the template writes tools before the last
+        marks thoughts. If `single_calls`, several calls become several answers. `loops_only` is as
+        in `ChatFormat`, and also becomes True if the template writes tools before the last
         question."""
         self._render = render
         self._eos = eos

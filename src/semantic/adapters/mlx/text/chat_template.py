@@ -54,8 +54,8 @@ _NO_OBJECT = '{"probekey": "probevalue'
 class TemplateFeatures:
     """The features that a template supports.
 
-    `tools`: it renders tools, their calls and results; with `writes_calls`, calls must be part of
-    the answer's text, because it does not render calls. `text_arguments`: it expects a call's
+    `tools`: the template renders tools, their calls and results. `writes_calls`: it does not render
+    calls, so calls must be part of the answer's text. `text_arguments`: it expects a call's
     arguments as JSON text. `any_arguments`: it renders arguments that are not objects, as text.
     `ids`: the ids of calls that it accepts: all ids, ids of nine letters and digits, or ids that
     contain the tool's name. `single_calls`: an answer may contain only one call. `splits_text`: the
@@ -104,8 +104,8 @@ def detect_features(
     apply: Apply, source: str, *, parses_calls: bool, numbered_ids: bool = False
 ) -> TemplateFeatures:
     """Detect a template's features by trial. `source` is its text; empty for a template in Python.
-    Without `parses_calls`, no parser understands the template's calls, and the template counts as
-    having no tools. With `numbered_ids`, ids of calls must contain the tool's name."""
+    If `parses_calls` is False, no parser understands the template's calls, and the template counts
+    as having no tools. If `numbered_ids`, ids of calls must contain the tool's name."""
     probe = _Probe(apply)
     is_lost = not probe.renders_users()
     parts = is_lost and _Probe(apply, parts=True).renders_users()
@@ -247,7 +247,7 @@ class _Probe:
         after: Roles = (),
     ) -> bool:
         """Return whether calls and their results appear, between messages with the roles `before`
-        and `after`. `arguments` replaces the usual arguments; with `thought`, the answer has
+        and `after`. `arguments` replaces the usual arguments; if `thought`, the answer has
         reasoning and a text too."""
         given = arguments or (_TEXT if text_arguments else _OBJECT)
         calls = [_call(given, ids, number) for number in range(n_calls)]

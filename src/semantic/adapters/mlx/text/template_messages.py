@@ -50,7 +50,7 @@ WriteCalls = Callable[[Sequence[tuple[str, object]]], str]
 
 
 class Escape(Protocol):
-    """Escapes the special tokens in a text and, with `marks`, templates' own marks too."""
+    """Escapes the special tokens in a text and, if `marks`, also the marks of templates."""
 
     def __call__(self, text: str, *, marks: bool = False) -> str: ...
 
@@ -175,7 +175,7 @@ class _Writer:
         self._append({"role": "user", "content": content} | self._name_field(name))
 
     def _end_open_calls(self) -> None:
-        """Add results to the calls without results, because the user's next message came first."""
+        """Add a placeholder result to each call without a result: a user's message comes next."""
         for call in list(self._open):
             self._add_result(Message("tool", _NO_RESULT, tool_call_id=call.id))
 

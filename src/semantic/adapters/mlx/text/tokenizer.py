@@ -44,8 +44,8 @@ def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], st
 
 
 def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes] | None:
-    """Return a function that returns a token's bytes for the tokenizer with this `decode`; None if
-    that is impossible. An unknown token has no bytes. The function caches its results."""
+    """Return a function that maps a token to its bytes. `decode` is the tokenizer's. Return None if
+    there is no such function. An unknown token has no bytes. The function caches its results."""
     backend = _backend(decode)
     if backend is None or type(backend.decoder) is not ByteLevel:
         return None
@@ -168,9 +168,9 @@ class MLXTokenizer:
         return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
 
     def _require_soon(self, text: str) -> None:
-        """Raise InvalidRequestError if the longest run of spaces, or of other characters, would
-        take too long to encode. In some models, the time grows with the square of the run's
-        length, and encoding cannot be interrupted."""
+        """Raise InvalidRequestError if a run of only spaces, or of only other characters, would
+        take too long to encode. In some models, the time grows with the square of the run's length,
+        and encoding cannot be interrupted."""
         if len(text) <= _LONG_RUN:
             return
         run = max(_RUN.finditer(text), key=lambda one: one.end() - one.start())
