@@ -22,7 +22,7 @@ _THREADS = 256
 
 
 def replace_depthwise(model: Module) -> None:
-    """Make the model's depthwise convolutions use our kernel if there are few tokens."""
+    """Make the model's depthwise convolutions use our kernel if they have few taps."""
     for module in cast("Callable[[], list[Module]]", model.modules)():
         if type(module) is Conv1d and _is_short(module):
             module.__class__ = ShortConv1d

@@ -4,8 +4,8 @@ The process runs this file as a program: it imports llguidance and the standard 
 `semantic`. It reads frames (a length of four bytes, big-endian, then that many bytes) from its
 standard input: a header and the bytes of all tokens, then one grammar after the other. It answers
 each grammar with a frame that contains the grammar's error, or no bytes. A grammar that exceeds a
-limit ends the process: by SIGPROF for CPU time, with `OUT_OF_MEMORY` or an abort for memory. If the
-process ends in another way, the grammar is not the cause.
+limit ends the process: by SIGPROF for CPU time, with `OUT_OF_MEMORY` or an abort for memory. Any
+other exit status means that the process failed, not the grammar.
 """
 
 from __future__ import annotations

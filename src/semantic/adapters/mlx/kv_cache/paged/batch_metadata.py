@@ -80,7 +80,7 @@ class SplitPlan:
 
 def split_for(row: RowPages) -> int:
     """Return the tokens per split of `row`, which depend only on the row's position and window:
-    splits decide rounding. Long rows get long splits, because a kernel can combine only a few."""
+    splits decide rounding. Long rows get long splits: kernels combine at most `MOST_SPLITS`."""
     split, first = SHORTEST, row.first
     while row.position // split - first // split >= MOST_SPLITS:
         split *= 2

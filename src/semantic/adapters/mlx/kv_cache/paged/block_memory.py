@@ -1,9 +1,9 @@
 """A `BlockMemory` over paged caches: copies stored blocks to and from whole pages.
 
 If the device has a copy engine and a body equals one page, the engine copies the body outside MLX's
-computation. A loan of the page prevents writes to the page meanwhile. Otherwise this module
-collects the loaded bodies in host memory until a page is complete: a page holds all layers of its
-kind. Knows layers and their pages; does not know a block's byte layout.
+computation. A loan of the page prevents writes to the page meanwhile. Otherwise this module first
+collects the loaded bodies in host memory, because a page holds all layers of its kind. Knows layers
+and their pages; does not know a block's byte layout.
 """
 
 from __future__ import annotations
