@@ -246,8 +246,8 @@ def update_all_pins(db: sqlite3.Connection) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: Sequence[BlockHash], *, pinned: bool
 ) -> Victim | None:
-    """Return the tenant's least recently used leaf, or None. Searches pinned leaves or,
-    without `pinned`, unpinned leaves, except `spared`."""
+    """Return the tenant's least recently used leaf block, or None. Searches pinned blocks or,
+    without `pinned`, unpinned blocks, except `spared`."""
     places = ",".join("?" * len(spared))
     sql = (
         "SELECT b.used, -b.start, b.hash, b.part, b.cost FROM blocks AS b"  # noqa: S608
@@ -273,7 +273,7 @@ def unneeded(db: sqlite3.Connection) -> list[Victim]:
 def superseded(
     db: sqlite3.Connection, before: Iterable[BlockHash], links: Iterable[BlockLink]
 ) -> list[BlockKey]:
-    """Return the FULL blocks that are partial, that no agent needs, and whose tokens begin a longer
+    """Return the FULL bodies of partial blocks that no agent needs and whose tokens begin a longer
     block. Searches the blocks `before`, and the blocks whose tokens begin a block in `links`."""
     names = dict.fromkeys(before)
     for link in links:

@@ -229,7 +229,7 @@ class Entries:
                 self.files.rename(temporary, entry.name, to=shard)
 
     def delete(self, entry: Entry) -> None:
-        """Delete the file, or a folder or link with its name, if the name exists."""
+        """Delete the file, folder or link with the entry's name, if it exists."""
         with suppress(FileNotFoundError), self._shard(entry.kind, entry.shard) as shard:
             delete_any(self.files, entry.name, shard)
 
@@ -241,8 +241,8 @@ class Entries:
     # Quarantine
 
     def quarantine(self, entry: Entry) -> Quarantined | None:
-        """Move the file, or a folder or link with the entry's name, to `bad/`; return None if the
-        name does not exist."""
+        """Move the file, folder or link with the entry's name to `bad/`; return None if the name
+        does not exist."""
         with opened(self.files, self.bad, FOLDER_FLAGS, reads=True) as bad:
             names = self.quarantined()
             # Numbered, not dated, so that the order does not depend on the clock.

@@ -51,8 +51,8 @@ class FileSystem:
         return os.write(fd, data)
 
     def preadv(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
-        """Read into `targets`, possibly only a part; return the number of bytes read, 0 at the
-        file's end."""
+        """Read bytes into `targets`, possibly fewer than fit; return the number of bytes read, 0 at
+        the file's end."""
         return os.preadv(fd, targets, offset)
 
     def fstat(self, fd: int) -> os.stat_result:

@@ -78,7 +78,7 @@ class Folder:
     OSError unless their docstrings say otherwise."""
 
     def __init__(self, root: Path, files: FileSystem) -> None:
-        """Check and lock nothing; `open_folder` also checks the folder."""
+        """Set the fields only; `open_folder` also checks the folder."""
         self.root = root
         self.files = files
         self.secret = b""
@@ -262,8 +262,8 @@ class Folder:
             pause = min(2 * pause, _MAX_PAUSE)
 
     def _require_same_folder(self) -> None:
-        """Raise OSError if the folder is gone, or if a link or another folder has taken its name,
-        which would then receive the files. Log the first failure."""
+        """Raise OSError if the folder is gone, or if a link or another folder has its name now and
+        would receive the files. Log the first failure."""
         try:
             found = self.files.lstat(self.root)
         except FileNotFoundError:

@@ -3,9 +3,9 @@
 Opens the store, runs crash recovery if the index is broken, and quarantines damaged files. A
 cleanly closed store has a seal, so the next opening need not compare the index with every file. The
 seal is a checksum over the index and over the modification times of the folders. Opening deletes
-the seal before using the index, and the last process that closes the store writes a new seal, so a
-crash leaves the store without a seal. Opening does not notice a file changed in place; the next
-read of the file does. Knows nothing about blocks or agents.
+the seal before using the index. The last process that closes the store writes a new seal, so after
+a crash the store has none. Opening does not notice a file changed in place; the next read of the
+file does. Knows nothing about blocks or agents.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class Seal:
                 self._folder.create(self._path, checksum)
 
     def _is_alone(self) -> bool:
-        """Return whether no other session is alive. With another session in this process, closing
+        """Return whether no other session is alive. If this process has another session, closing
         the index's file after the checksum would release SQLite's locks."""
         return [name for name, lives in self._folder.sessions().items() if lives] == [
             self._folder.session
@@ -287,7 +287,7 @@ class Seal:
         return hashed.digest()
 
     def _folders(self) -> Iterator[bytes]:
-        """Yield, for each folder with files, its identity and its modification time as bytes."""
+        """Yield, as bytes, the identity and the modification time of each folder with files."""
         for name in _FOLDERS:
             folder = self._folder.root / name
             inside = () if name == "bad" else sorted(self._files.names(folder))

@@ -3,7 +3,7 @@
 Counts all models, agents and processes together, including unfinished and quarantined files and the
 index. Evicts quarantined files first, then blocks, then agents, starting with the largest tenant. A
 tenant's own writes never evict its pins; other tenants' writes may evict pins beyond an equal part
-of the quota. Public prefixes do not count as a tenant: they never evict a sole tenant's pins.
+of the quota. Public prefixes are not a tenant: they never evict the pins of the only tenant.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Quota:
 
         Evicts entries as needed, sparing `hashes` and `agent`. Returns None if the file does not
         fit next to the tenant's own pins and the bytes that other tenants keep. Without `evict`,
-        evicts no entry, and returns None if the file does not fit at once.
+        evicts no entry, and returns None if the file then does not fit.
         """
         known = db.execute("SELECT 1 FROM shards WHERE name = ?", (shard,)).fetchone()
         needed = cost if known else cost + PAGE

@@ -265,7 +265,7 @@ def recount(db: sqlite3.Connection) -> None:
 
 
 def block_proof(*values: object) -> bytes:
-    """Return the checksum of a block's row, given its values in the order of `verify_rows`."""
+    """Return the checksum of a block's row with `values`, in the order of `verify_rows`."""
     return _hash("block-row-v1", values)
 
 

@@ -123,8 +123,8 @@ class Agents:
         return True
 
     def _next_generation(self, known: Sequence[int], key: bytes) -> int:
-        """Return the first number after the newest generation for which no file exists. Raises
-        OSError if a foreign manifest has used the largest number."""
+        """Return the next generation's number: above all `known` numbers, and not used by a file.
+        Raises OSError if a foreign manifest has used the largest number."""
         generation = 1 + max(known, default=0)
         while self._store.entries.exists(manifest_entry(key, generation)):
             generation += 1
@@ -194,9 +194,9 @@ class Agents:
     def _ends_of_old_turns(
         self, key: bytes, last: Sequence[BlockLink]
     ) -> dict[int, list[BlockHash]]:
-        """Return, by generation, the last blocks of the old turns and prompts whose checkpoints the
-        store deletes. Reads the manifests before it locks the index, and only if the newest turn,
-        which ends with `last`, has a checkpoint: otherwise the model uses no checkpoints."""
+        """Return, by generation, the last blocks of old turns and prompts, to delete the
+        checkpoints there. Reads the manifests before it locks the index. Returns {} if the newest
+        turn, which ends with `last`, has no checkpoint: the model uses no checkpoints."""
         with self._store.index.reading() as db:
             if not block_rows.find(db, [link.key(Part.CHECKPOINT) for link in last]):
                 return {}
@@ -388,8 +388,8 @@ class Flusher:
 
 
 def _is_reachable(db: sqlite3.Connection, link: BlockLink) -> bool:
-    """Return whether the block is the first in its chain or the index has its parent. Writing any
-    other block must not evict."""
+    """Return whether the block is the first in its chain or the index has its parent. A write of
+    any other block must not evict entries."""
     if link.parent == link.scope.root:
         return True
     return block_rows.file_bytes(db, BlockKey(link.parent, Part.FULL)) is not None
