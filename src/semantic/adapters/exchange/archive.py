@@ -124,7 +124,7 @@ class AgentArchives:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Implements `OutgoingArchive`. Reads each body again when sending it."""
+    """Implements `OutgoingArchive`. Reads the bodies from `store` again to send them."""
 
     store: StorePort
     manifest: Manifest
@@ -202,7 +202,7 @@ class Incoming:
             self._file.close()
 
     def _read(self) -> Generator[int, bytes, None]:
-        """Parse the archive: yield the size of each piece to send, and receive this piece."""
+        """Parse the archive. Each `yield` asks for a number of bytes and receives these bytes."""
         n_bytes = _size(DOCUMENT, (yield _BLOCK))
         if n_bytes > _MAX_DOCUMENT_BYTES:
             raise InvalidRequestError(f"{DOCUMENT} has more than {_MAX_DOCUMENT_BYTES} bytes")

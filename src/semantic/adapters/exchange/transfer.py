@@ -58,7 +58,7 @@ class AgentFiles:
 
     @classmethod
     def of(cls, given: Path) -> AgentFiles:
-        """Return both paths for `given`, a path with either suffix or without a suffix."""
+        """Return the two files' paths for `given`, a path with or without a suffix."""
         stem = given.with_suffix("") if given.suffix in _SUFFIXES else given
         if stem.name in ("", ".."):
             raise InvalidRequestError(f"expected the name of a file, got {str(given)!r}")
@@ -139,7 +139,7 @@ def document_of(
 def _headers(
     store: StorePort, links: Sequence[BlockLink]
 ) -> Iterator[tuple[tuple[int, Part], BlockHeader]]:
-    """Yield the place of every stored body (block index and part) and its header."""
+    """Yield the place (block index and part) and the header of every stored body."""
     for block, link in enumerate(links):
         for part in Part:
             for header in store.nearest(link.parent, part, link.tokens):
@@ -213,8 +213,8 @@ class _Progress:
 
 def manifest_of(document: AgentDocument, tenant: bytes, name: str | None) -> Manifest:
     """Return the agent in `document` as a manifest of the tenant with the tag `tenant`, under the
-    name `name` (None: the exported name). Because of its new salt, only requests of this agent and
-    its forks use the unchecked numbers."""
+    name `name` (None: the exported name). The manifest has a new salt, so only this agent and its
+    forks use the bodies, whose numbers an import cannot check."""
     scope = Scope(document.namespace, tenant, secrets.token_bytes(_SALT_BYTES))
     return Manifest(
         scope,

@@ -87,8 +87,8 @@ def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | Non
 
 
 def remove_alias(name: str, file: Path | None = None) -> bool:
-    """Remove an alias from both tables; return False if neither contains the alias. Raises the same
-    errors as `set_alias`."""
+    """Remove an alias from the file's tables; return False if no table contains the alias. Raises
+    the same errors as `set_alias`."""
 
     def change(document: TOMLDocument) -> bool:
         tables = [document[table] for table in _TABLES if table in document]

@@ -85,7 +85,7 @@ def pull(model: RemoteModel, patterns: Sequence[str], on_bytes: OnBytes) -> Path
 
 
 def _fetch_small(model: RemoteModel, files: Sequence[RemoteFile], on_bytes: OnBytes) -> None:
-    """Let huggingface_hub fetch `files`, the small files of `model`, and verify their hashes."""
+    """Let huggingface_hub fetch `files`, the small files of `model`; then verify the hashes."""
     blobs = _blobs(model)
     missing = [file for file in files if _kept(blobs, file) < file.n_bytes]
     paths = [file.path for file in files]

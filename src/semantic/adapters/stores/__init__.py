@@ -1,1 +1,1 @@
-"""Cache stores: memory, disk, both as tiers, write-behind; and small durable records."""
+"""Stores of KV cache blocks (memory, disk, both tiers, write-behind) and of small records."""

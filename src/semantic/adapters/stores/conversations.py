@@ -1,4 +1,4 @@
-"""Responses and turns on disk, in one SQLite file each; the files survive the process.
+"""Responses and turns on disk, in two SQLite files that survive the process.
 
 If the disk fails, responses stay in memory, and the server renders missing turns again. Knows
 records and the permanent failures of a disk; knows nothing about the API.

@@ -136,8 +136,8 @@ class EvictionOrder(Generic[E]):
     def victims(
         self, tenant: bytes, n_bytes: int, spared: Collection[E] = ()
     ) -> Collection[E] | None:
-        """Return the entries to evict so that `n_bytes` more of `tenant` fit; None if they cannot
-        fit beside the tenant's pinned and spared entries and the bytes that other tenants keep."""
+        """Return the entries to evict so that `n_bytes` more of `tenant` fit. None if its pinned
+        and spared entries, and the bytes that other tenants keep, leave too little space."""
         excess = self.n_bytes + n_bytes - self.max_bytes
         if excess <= 0:
             return ()

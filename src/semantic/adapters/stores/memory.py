@@ -56,8 +56,8 @@ class MemoryStore:
     A block takes the bytes of its body and tokens plus `ENTRY_BYTES`; a manifest counts likewise.
     Blocks and manifests share one `EvictionOrder`. A block that no agent's newest manifest needs
     any more counts as used longer ago, see `left_at`. Putting a block never evicts its ancestors,
-    so a chain that is too long keeps its beginning. Only calls that return all entries take longer
-    with more entries. Methods without a docstring: see its ports.
+    so a chain that is too long keeps its beginning. The time of a call grows with the number of
+    entries only if the call returns all. Methods without a docstring: see its ports.
     """
 
     def __init__(
@@ -299,8 +299,8 @@ class MemoryStore:
                 self._order.use(self._tenant(key), key)
 
     def _abandon(self, chain: Sequence[BlockHash]) -> None:
-        """Let eviction take blocks of `chain` sooner if no agent needs these blocks any more, the
-        blocks at the chain's end first."""
+        """Let eviction take a block of `chain` sooner if no agent needs the block any more. The
+        last block of the chain goes first."""
         left = (name for name in reversed(chain) if name not in self._agents.users)
         keys = [key for key in _keys(left) if key in self._blocks]
         if keys:

@@ -96,9 +96,9 @@ class UnusableFileError(StoreError):
 class Records:
     """Records in one file, created on first use in an existing folder. Thread-safe.
 
-    Beyond `max_bytes`, deletes the oldest records of the largest other owner while that owner has
-    more bytes than the writing owner will have; then the writing owner's oldest records. Messages
-    call the records `noun`. Calls `notify` after quarantining a corrupt file.
+    Beyond `max_bytes`, deletes the oldest records of the largest other owner, while that owner has
+    more bytes than the writing owner will have. Then deletes the writing owner's oldest records.
+    Messages call the records `noun`. Calls `notify` after quarantining a corrupt file.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ from semantic.ports.store import StorePort
 
 
 class TieredStore:
-    """Reads blocks from `warm`, and blocks that `warm` lacks from `cold`, directly into the
-    targets. A read copies no block to `warm`, because restored sequences put their blocks again.
+    """Reads blocks from `warm`, or from `cold` if `warm` lacks them, directly into the targets. A
+    read copies no block to `warm`, because restored sequences put their blocks again.
 
     Methods without a docstring: see `CacheStorePort`.
     """
@@ -176,7 +176,7 @@ class SharedTiers(TieredStore):
         return body
 
     def _keep(self, header: BlockHeader, body: bytes) -> None:
-        """Put the block into `warm` as interim, since this machine need not write a block that
+        """Put the block into `warm` as an interim block: this machine need not write a block that
         another machine has written."""
         self.warm.put(StoredBlock(header, body, interim=True))
 

@@ -30,7 +30,7 @@ class WriteOrder:
     """
 
     def __init__(self, clock: Callable[[], float], *, defers: bool) -> None:
-        """With `defers`, interim checkpoints and windows come after all other writes."""
+        """With `defers`, the checkpoints and windows of unfinished requests come last."""
         self._clock = clock
         self._defers = defers
         self._prompt: dict[int, None] = {}
@@ -154,8 +154,8 @@ class UploadPace:
     Measures the cost of uploads by comparing decode steps that overlap an upload with decode steps
     of equally many requests without an upload. After uploading, rests until the added time is below
     `MOST_COST` of all time. For pure prefill steps, the limit is higher. Uploads without cost rest
-    only to provide steps for the comparison, and do not rest while no engine steps. If steps of
-    equally many requests differ much, for example because other programs are busy, the pace
+    only to provide steps for the comparison. While no engine steps, uploads do not rest. If steps
+    of equally many requests differ much, for example because other programs are busy, the pace
     overestimates the cost, since longer steps overlap uploads more often.
 
     An upload calls `begin` when `delay` is 0, and `end` at its end. Each engine reports its steps
@@ -235,8 +235,8 @@ class UploadPace:
             self._beside.append(_Beside(excess, overlap))
 
     def _rest(self, now: float, more: float = 0.0) -> None:
-        """Reduce the owed rest by the time since `_settled`, which had no uploads, and by `more`
-        seconds."""
+        """Reduce the rest still owed by `more` seconds and by the time since `_settled`: no upload
+        ran in that time."""
         owed = self._owed - (now - self._settled) - more
         self._owed, self._settled = max(-MOST_SAVED * self._times(), owed), now
 
