@@ -28,8 +28,8 @@ _MEASURED = 32
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
     """The most submissions in the queue, and the most bytes that their caches may need (None: four
-    times the pool's bytes). With `shared`, a tenant's part of each limit must not exceed the part
-    that stays free. Raises InvalidRequestError for a limit below 1."""
+    times the pool's bytes). With `shared`, a tenant may use at most as much of each limit as stays
+    free. Raises InvalidRequestError for a limit below 1."""
 
     max_waiting: int = 256
     max_waiting_bytes: int | None = None
@@ -79,8 +79,8 @@ class Admission:
     def enter(self, submission: Hashable, n_tokens: int, tenant: str = "") -> None:
         """Add `submission`, of at most `n_tokens`, to the queue. Raises OverloadedError if the
         queue is full, and TenantLimitError if the tenant's part of the queue is full. An empty
-        queue is never full, because retrying a submission that can never fit is useless. Only the
-        queue's limits apply to a tenant without queued submissions."""
+        queue accepts any submission, because a retry could not succeed either. Only the queue's
+        limits apply to a tenant without queued submissions."""
         n_bytes = self._spec.bytes_for(n_tokens)
         with self._lock:
             if self._waiting and not (self._requests.fits(1) and self._bytes.fits(n_bytes)):
@@ -109,8 +109,8 @@ class Admission:
             self._left.append((self._clock(), n_bytes))
 
     def _require_room_beside(self, tenant: str, n_bytes: int) -> None:
-        """Raise TenantLimitError if `n_bytes` more would let a tenant use more of a limit than
-        stays free."""
+        """Raise TenantLimitError if, with `n_bytes` more, a tenant's part of a limit would exceed
+        the part that stays free."""
         own, own_bytes = self._requests.of(tenant), self._bytes.of(tenant)
         if self._requests.leaves_room(tenant, 1) and self._bytes.leaves_room(tenant, n_bytes):
             return

@@ -189,9 +189,9 @@ class BlockPoolBatchEngine:
     def share(
         self, others_work: Callable[[], bool], numbers: Iterator[int], *, by_tenants: bool
     ) -> None:
-        """Share the thread with other engines. Chunks are short while `others_work` returns True,
-        `numbers` numbers the requests of all engines, and with `by_tenants` no tenant may fill the
-        batch."""
+        """Share the thread with other engines. Chunks are short while `others_work` returns True.
+        `numbers` yields the numbers of requests for all engines. With `by_tenants`, no tenant may
+        fill the batch."""
         self._others_work, self._numbers = others_work, numbers
         self._scheduler.is_shared = by_tenants
 

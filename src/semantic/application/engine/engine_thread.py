@@ -146,7 +146,7 @@ class EngineThread:
     def submit(self, submission: Submission, listener: Listener) -> RequestHandle:
         """Queue `submission`, which the engine validates before its next step (see `accepted`).
         Raises OverloadedError if the queue is full, memory is short, the model is loading or the
-        thread is stopping, and BackendError if the engine has failed for good."""
+        thread is stopping. Raises BackendError if the engine has failed for good."""
         handle = RequestHandle(submission, listener)
         with self._changed:
             if not self._state.accepts_submissions or self._admission is None:
@@ -346,8 +346,8 @@ class EngineThread:
         return outcome is None
 
     def _update_queue(self, engine: BlockPoolBatchEngine) -> None:
-        """Remove each request that holds blocks or has finished from the admission queue. Preempted
-        requests do not return to the queue."""
+        """Remove requests from the admission queue once they hold blocks or have finished.
+        Preempted requests do not return to the queue."""
         waiting = engine.waiting
         for uid in [uid for uid in self._never_ran if uid not in waiting]:
             self._dequeue(self._never_ran.pop(uid))

@@ -90,7 +90,7 @@ class FairQueue:
     """Waiting requests, in this order:
 
     1. preempted requests, in order of arrival, so that all begun requests finish;
-    2. requests that others overtook too often while they did not fit;
+    2. requests that did not fit, and that others overtook too often;
     3. by tenant: fewest running requests, then least recently served; within a tenant by agent:
        fewest running requests, then priority, then least recently served; of one agent by
        priority, then in order of arrival.
@@ -254,7 +254,7 @@ class FairQueue:
             del places[bisect_left(places, place.turn, key=_turn)]
 
     def _sort(self, request: Request) -> None:
-        """Sort the request's agent and tenant into the orders again after a change of places."""
+        """Sort the request's agent and tenant again, after a change of the agent's places."""
         name, tenant = request.tenant, self._tenants[request.tenant]
         agent = tenant.agents[request.agent_id]
         if agent.entry is not None:

@@ -31,7 +31,7 @@ _LASTING = ("chunks", "batch", "requests")
 _GIB = 1 << 30
 
 Free = Callable[[int], bool]
-"""A function that frees the given bytes as far as possible. Returns False if it frees none."""
+"""A function that frees the given bytes as far as possible. Returns False if that frees nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Narrowing:
 
 
 class MemoryGuard:
-    """While almost all of `max_bytes` is in use, frees caches, then narrows the sizes for requests;
-    a running request keeps its memory. For one thread only, except `is_exceeded` and `figures`."""
+    """While almost all of `max_bytes` is in use, frees caches, then narrows chunks and batch; a
+    running request keeps its memory. For one thread only, except `is_exceeded` and `figures`."""
 
     def __init__(
         self,
@@ -292,8 +292,8 @@ class _Measured(NamedTuple):
 
 class StepMemory:
     """Predicts the memory of a pass from the bytes per token of recent passes at a similar position
-    in a prompt. At later positions a token may need more, at most in proportion to the tokens
-    before it."""
+    in a prompt. At a position after all measured passes, predicts more bytes per token, in
+    proportion to the position."""
 
     def __init__(self) -> None:
         self._measured: dict[int, _Measured] = {}  # by the power of two of the context

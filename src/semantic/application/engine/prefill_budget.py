@@ -14,7 +14,7 @@ from semantic.application.engine.memory_guard import Narrowing
 
 _NEW_WEIGHT = 0.5
 """The weight of the newest measurement: chunks get slower towards the end of a long prompt, and an
-average over many would lag."""
+average over many measurements would lag."""
 _MARGIN = 0.85
 """The fraction of the target gap to plan for; the rest absorbs errors of the estimate."""
 _FIRST_PASSES = 4
@@ -44,8 +44,8 @@ SIZES_BESIDE = (2, 3, 4, 6, 8, 12, *_SIZES)
 
 class MeasuredPass(NamedTuple):
     """A pass over `n_tokens` of one prompt and `n_beside` tokens of other prompts, padding
-    included. The step was allowed `allowed` tokens up to and with this pass; the prompt may
-    have had fewer left."""
+    included. Up to the end of the pass, the step could compute `allowed` tokens; the prompt may
+    have had fewer."""
 
     n_tokens: int
     seconds: float
@@ -54,9 +54,9 @@ class MeasuredPass(NamedTuple):
 
 
 class SharedPass(NamedTuple):
-    """A pass over at most `width` tokens of each of several prompts: the first prompt, and those
-    with the indices `others`. A token of another prompt costs the fraction `share` of a token
-    alone. In total, answers begin `gained` seconds sooner."""
+    """A pass over several prompts, at most `width` tokens of each: the first prompt, and the
+    prompts with the indices `others`. A token of a prompt in `others` costs `share` tokens of a
+    lone prompt. In total, the prompts' answers begin `gained` seconds sooner."""
 
     width: int
     others: list[int]
@@ -67,8 +67,8 @@ class SharedPass(NamedTuple):
 class PassCost:
     """Cost of a forward pass over prompt tokens in seconds: `fixed`, plus `1 / rate` per token.
     Without the fixed cost (weights to read, kernels to launch), a small chunk would look like a low
-    rate, and chunks and rate would shrink together. A token beside another sequence's tokens costs
-    the fraction `beside` of a token alone."""
+    rate, and chunks and rate would shrink together. If a pass has several prompts, a token of each
+    further prompt costs `beside / rate`."""
 
     def __init__(self, largest: int) -> None:
         """`largest` is the most tokens of a pass."""
@@ -127,8 +127,8 @@ class PrefillBudget:
     """Sizes prefill chunks to bound the time between two tokens of a running request. `target_gap`
     is that bound, and also limits a chunk while more requests may come; `idle_gap` limits a chunk
     of a lone request. Both gaps are in seconds. Passes have `smallest` to `largest` tokens. Prompts
-    get at least half of their share of the device. The tokens of a pass take at least as long as
-    the pass's fixed cost, up to half of the target gap."""
+    get at least half of their share of the device. The tokens of a pass take at least the pass's
+    fixed cost or half of the target gap, whichever is less."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class PrefillBudget:
     def _shared(
         self, width: int, chunks: Sequence[int], most: int, rate: float, *, even: bool
     ) -> SharedPass:
-        """Return a shared pass over at most `width` tokens of each prompt that gains time."""
+        """Return a pass over at most `width` tokens of each of the prompts that gain time."""
         fixed, share = self._cost.fixed, self._cost.beside
         slot = share * width / rate
         gains = [
@@ -209,7 +209,7 @@ class PrefillBudget:
 
     @property
     def largest(self) -> int:
-        """The most tokens of a pass, after narrowing."""
+        """The most tokens that a pass may have after `narrowing`."""
         if self.narrowing is None:
             return self._largest
         return max(self._smallest, self.narrowing.of(self._largest))

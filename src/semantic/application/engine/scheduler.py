@@ -22,18 +22,18 @@ from semantic.domain.fair_share import FairRoom
 from semantic.ports.generation import Clock, StepObserver
 
 _PARTS = 7
-"""In a shared batch, a tenant may use this many times the free places: alone, 28 of 32."""
+"""In a shared batch, a tenant may use this many times the places that stay free: 28 of 32."""
 _LONGEST_WAITING_EVERY = 4
 """Every fourth chunk goes to the request that has waited longest, unless that request got one of
 the last three chunks. Short prompts thus cannot starve a long prompt."""
 
 
 class PrefillOrder:
-    """Decides which prompt gets the next chunk: the prompt at whose end its agent will have
-    computed the fewest tokens. A short prompt thus does not wait for a long prompt, and the tokens
-    of an agent's prompts add up until the agent has no prompt ready. Within a tenant, only prompts
-    of the highest priority and the prompt that has waited longest get chunks; priority has no
-    effect between tenants."""
+    """Decides which prompt gets the next chunk: the prompt of the agent that will have computed the
+    fewest tokens when its prompt ends. A short prompt thus does not wait for a long prompt, and the
+    tokens of an agent's prompts add up until the agent has no prompt ready. Within a tenant, only
+    prompts of the highest priority and the prompt that has waited longest get chunks; priority has
+    no effect between tenants."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -47,8 +47,8 @@ class PrefillOrder:
         self, requests: Sequence[Request], behind: Sequence[tuple[Request, Request | None]] = ()
     ) -> Request | None:
         """Return the request to prefill next, out of the ready `requests`. `behind` has pairs: a
-        request that waits, and the request that it waits for. Forgets the counts of agents and the
-        waits of requests that are not in `requests`."""
+        request that waits, and the request that it waits for. Forgets agents and requests that are
+        not in `requests`."""
         numbers = {request.number for request in requests}
         here = {request.owner for request in requests}
         self._computed = {owner: self._computed.get(owner, 0) for owner in here}
@@ -106,16 +106,16 @@ class PrefillOrder:
 
 
 _CONCURRENT_SECONDS = 30.0
-"""The seconds for which more requests may come after two were active at once: agents that work at
-the same time usually send their next request within this time."""
+"""The seconds for which more requests may come after two requests were active at once: agents that
+work at the same time usually send their next request within this time."""
 
 
 @dataclass(slots=True)
 class Step:
     """Measurements of one engine step, in which `decoding` requests decode. `first_token_due` says
     that a request awaits its first token, so that the step does not prefill. `concurrent`: see
-    `RecentConcurrency`. The step's `passes` cost as much as `cost` tokens of one prompt, and
-    could have up to `allowed` tokens. `pass_started` and `beside` describe the next pass."""
+    `RecentConcurrency`. The step's `passes` cost as much as `cost` tokens of one prompt. The next
+    pass may raise `cost` to `allowed`; `pass_started` and `beside` describe that pass."""
 
     started: float
     decoding: int
@@ -198,7 +198,7 @@ class Scheduler:
     # Admit
 
     def add(self, request: Request) -> None:
-        """Queue a new request. Raises PoolExhaustedError if it could not finish even alone."""
+        """Queue a new request. Raises PoolExhaustedError if the request needs a larger pool."""
         self._allocator.require_capacity(request, [other.owner for other in self.running])
         self.waiting.push(request)
 
@@ -233,8 +233,8 @@ class Scheduler:
         return self._allocator.admit(request, headroom)
 
     def stuck(self) -> Request | None:
-        """Return the first waiting request if no request runs and this request still does not fit:
-        code outside the engine has allocated blocks since its submission. Otherwise return None."""
+        """Return the first waiting request if no request runs, otherwise None. The request does not
+        fit, because code outside the engine has allocated blocks since its submission."""
         if self.running or not self.waiting:
             return None
         return self.waiting.first(self.running)
@@ -259,10 +259,10 @@ class Scheduler:
         )
 
     def next_pass(self, step: Step, prompts: Prompts) -> list[Chunk]:
-        """Return the chunks of a pass of chunked prefill; an empty list ends prefill. A pass
-        has several chunks only if each chunk is the rest of a prompt and `may_join`, or if all run
-        side by side. After a prompt is complete, the pass takes only prompts that fit entirely: a
-        first token never waits for a long chunk."""
+        """Return the chunks of a pass of chunked prefill; an empty list ends the step's prefill.
+        Several chunks share a pass only if each ends a prompt that `may_join`, or if all run side
+        by side. After a prompt is complete, the pass takes only prompts that fit entirely: a first
+        token never waits for a long chunk."""
         if step.first_token_due:
             return []
         prefilling = self.in_phase(Phase.PREFILL)
@@ -323,8 +323,8 @@ class Scheduler:
         return [Chunk(one, width) for one in together]
 
     def _within_memory(self, step: Step, request: Request, left: int) -> int:
-        """Return the number of tokens, at most `left`, for a pass over the prompt that fits in
-        memory; 0 if the pass should wait for decoding requests."""
+        """Return how many tokens, at most `left`, fit in memory in a pass over the prompt; 0 if the
+        pass should wait for decoding requests."""
         n_tokens = min(left, request.to_prefill)
         fitting = self._fitting(n_tokens, request.computed + n_tokens)
         if fitting == n_tokens:
@@ -422,7 +422,7 @@ class RecentConcurrency:
         self._until = float("-inf")
 
     def observe(self, n_requests: int, now: float) -> bool:
-        """Record `n_requests` active requests at `now` (seconds); return whether to expect more."""
+        """Record `n_requests` active requests at `now` (seconds). Returns whether more may come."""
         if n_requests > 1:
             self._until = now + _CONCURRENT_SECONDS
         return now < self._until

@@ -116,7 +116,7 @@ class Sequences:
         self._start(request, request.sequence)
 
     def may_prefill(self, request: Request) -> bool:
-        """Return whether to compute the request's next tokens; False if another request does."""
+        """Return whether to compute the request's next tokens; False while another request does."""
         if request.sequence is None:
             return False
         return self._prefixes is None or request.scoring or self._prefixes.shared.claim(request)
@@ -139,17 +139,17 @@ class Sequences:
         return self._model.pads_chunks
 
     def side_by_side(self, request: Request, limit: int) -> int:
-        """Return the tokens of the next chunk, at most `limit`, if other prompts can share the
-        pass; else 0."""
+        """Return the number of tokens in the next chunk, at most `limit`, if other prompts can
+        share the pass; else 0."""
         if request.sequence is None or request.scoring:
             return 0
         n_tokens = request.next_stop(limit, self._checkpoint_at(request)) - request.computed
         return n_tokens if self._model.side_by_side(request.sequence, n_tokens) else 0
 
     def preempt(self, request: Request) -> SampledToken | None:
-        """Close the request's sequence; with `keep`, save its blocks if a restore can use them.
-        Returns the next token if the request can resume from the saved blocks only with that token,
-        which the caller must append; otherwise None."""
+        """Close the request's sequence; with `keep`, save its blocks if a restore can use them. If
+        a restore also needs the next token, returns this token, which the caller must append;
+        otherwise None."""
         sampled = None
         saving = self._prefixes if request.keep else None  # without `keep` it is computed again
         if saving is not None and saving.resumes(request):

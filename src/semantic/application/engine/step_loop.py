@@ -1,6 +1,6 @@
 """StepLoop: runs the only thread that may use the framework, and decides which engine uses the
-thread next. Knows nothing about engines or models. No exception ends the thread, which serves all
-requests: a broken engine or listener is a defect of other code."""
+thread next. Knows nothing about engines or models. The thread serves all requests, so it survives
+every exception of an engine or a listener."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ class StepLoop:
         return result
 
     def rest(self, seconds: float = _REST) -> bool:
-        """Block the thread for good after its turn, so that the process can exit: the interpreter
-        kills a thread that needs it during the exit, and the framework then aborts the process.
+        """Block the thread for good after its turn, so that the process can exit. At exit, the
+        interpreter kills a thread that needs its lock, and the framework then aborts the process.
         Returns False if the thread still runs after `seconds`."""
         with self.changed:
             self._parking = self._parking or os.pipe()
@@ -219,8 +219,8 @@ class FairTurns(Generic[K]):
         return min(self._had, key=self._had.__getitem__)
 
     def account(self, key: K, seconds: float, weight: float) -> None:
-        """Record that `key`, which `next` returned, has had a turn of `seconds`. The seconds count
-        divided by `weight`."""
+        """Record that `key`, which `next` returned, has had a turn of `seconds`. The key's used
+        time grows by `seconds / weight`."""
         self._had[key] += seconds / weight
         for one, wait in self._waits.items():
             wait.seconds += seconds

@@ -49,8 +49,8 @@ class RequestValidator:
         self._check_cache(submission.cache)
 
     def accept(self, submission: Submission, cached: Reuse, number: int) -> Request:
-        """Return the submission as a request. With `append` but no cache, the prompt follows the
-        tokens in `cached`. Raises the same errors as `GenerationEnginePort.submit`."""
+        """Return the submission as a request. If it has `append` on and no cache, its prompt
+        follows the tokens in `cached`. Raises the same errors as `GenerationEnginePort.submit`."""
         self.check(submission)
         params = self._checked(submission.sampling, submission.tenant)
         tokens = self._tokens(submission.prompt, add_special_tokens=not submission.append)
@@ -79,7 +79,7 @@ class RequestValidator:
         )
 
     def _checked(self, params: SamplingParams, tenant: str) -> SamplingParams:
-        """Return checked `params`, with a seed if sampling needs it and `tenant` in the grammar."""
+        """Return checked `params`, with `tenant` in the grammar and a seed if sampling uses one."""
         end = () if params.thinking is None else params.thinking.end_tokens
         for name, tokens in (("logit_bias", params.logit_bias), ("thinking", end)):
             for token in tokens:
