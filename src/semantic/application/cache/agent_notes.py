@@ -83,7 +83,7 @@ def _written(parts: Parts) -> dict[str, object]:
 
 
 def _read(fields: object, max_messages: int) -> Parts | None:
-    """Return the parts in `fields`. Raises KeyError, TypeError or ValueError if malformed."""
+    """Return the parts in `fields`. Malformed fields raise KeyError, TypeError or ValueError."""
     if not isinstance(fields, dict) or fields["parts"] != _AGENT_NOTE_VERSION:
         return None
     read = _is(list, fields["messages"])[:max_messages]
@@ -147,10 +147,10 @@ class Origin:
 
 
 def origin_of(identity: Identity, chat: Chat | None) -> Origin:
-    """Return the origin of a request for `chat` (None: for a plain prompt). The kind depends on
-    tools: clients request titles and summaries without tools under the conversation's identity. If
-    several conversations share the identity, the kind also depends on the first messages, because
-    their instructions may be equal."""
+    """Return the origin of a request for `chat` (None: for a plain prompt). Its kind says whether
+    the chat has tools: clients request titles and summaries without tools under the conversation's
+    identity. If several conversations share the identity, the kind also contains a digest of the
+    first messages, because the instructions may be equal."""
     kind = _TOOLS if chat is not None and chat.tools else _NO_TOOLS
     if identity.shared and chat is not None:
         kind = f"{kind}-{_first_messages(chat).hex()}"
@@ -362,9 +362,9 @@ def match_report(request: Request) -> MatchReport:
 
 
 def _cache_miss(request: Request, shared: int, *, differs: bool) -> CacheMiss | None:
-    """Return the number of cached tokens that the request computed again; None if there are none.
-    Leaves out the last prompt token, and less than a block of an unchanged prompt, as stores may
-    lack partial blocks."""
+    """Return how many cached tokens the request computed again; None if it computed none again.
+    Ignores the last prompt token. In an unchanged prompt, also ignores less than a block, as stores
+    may lack partial blocks."""
     computed = min(request.computed, len(request.prompt) - 1)
     held = min(len(request.reuse.history or ()), computed)
     n_tokens = held - request.cached_tokens

@@ -35,10 +35,10 @@ _DONE, _IDLE, _EXPECTED = range(3)
 
 
 class IdleCaches:
-    """Holds each agent's newest cache, in least recently used order. In the pool, the agent is a
-    holder of the cache's blocks, and its references to the blocks are evictable. Evicts from the
-    tenant with most cached tokens. Hints change the order only within a tenant. Not thread-safe:
-    the caller locks."""
+    """Holds each agent's newest cache, in least recently used order. The pool records the agent as
+    a holder of the cache's blocks, with evictable references. Evicts from the tenant with most
+    cached tokens. Hints change the order only within a tenant. Not thread-safe: the caller
+    locks."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class IdleCaches:
     def heed(self, key: CacheKey, hints: Hints) -> None:
         """Follow an agent's hints: evict the cache of a finished agent before the tenant's other
         caches, and the cache of an expected agent after the other caches. From the expected time
-        on, that cache counts as last used at that time. Does nothing without a cache or a hint."""
+        on, that cache counts as last used at that time. Ignores an agent without a cache."""
         own = self._tenants.get(key.tenant)
         if own is None or key not in self._caches:
             return
@@ -130,8 +130,8 @@ class IdleCaches:
 
 class _Place(NamedTuple):
     """A cache's place in its tenant's order of eviction, with a unique `number`. `at` is the time
-    of its last use, or minus the time at which its agent is expected, so that the latest return
-    sorts first."""
+    of the cache's last use. For an agent that is expected back, `at` is minus the expected time, so
+    that the latest return sorts first."""
 
     rank: int
     at: float
@@ -295,7 +295,7 @@ class BlockAllocator:
         return True
 
     def fork(self, agent_id: str, new_agent_id: str, tenant: str) -> bool:
-        """Share an agent's idle cache with a new agent. Returns False without an idle cache."""
+        """Share an agent's idle cache with a new agent. Returns False if it has no idle cache."""
         cache = self._idle.get(self.key(agent_id, tenant))
         if cache is None:
             return False

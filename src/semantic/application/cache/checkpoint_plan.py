@@ -26,25 +26,25 @@ _TIMES_WHERE_LIKELY = 8
 values. At a prompt's end, the bytes since the previous checkpoint count; at junctions, all computed
 bytes."""
 _FREE_JUNCTIONS = 4
-"""The checkpoints that requests may take at junctions before they have computed a token."""
+"""The number of checkpoints that requests may take at junctions before they compute a token."""
 _STATES_ALONE = 512
 """The distance in the grid, in tokens, of a model that stores only checkpoints of states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """The fewest tokens between checkpoints, as powers of two: `grid` (256 to 4,096) between
-    regular checkpoints, `at_end` (64 to 4,096) between the last two checkpoints of a prompt."""
+    """The fewest tokens between two checkpoints, a power of two. `grid` (256 to 4,096) applies to
+    regular checkpoints, `at_end` (64 to 4,096) to the last two checkpoints of a prompt."""
 
     grid: int
     at_end: int
 
 
 def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
-    """Return the smallest distances at which checkpoints stay within their byte limits. On the
-    grid, a checkpoint may have as many bytes as full attention's keys and values since the previous
-    checkpoint; in a model without full attention, windows' keys and values count instead. A chunk
-    of `best_chunk` tokens has at most two checkpoints."""
+    """Return the smallest distances at which checkpoints stay within their byte limits. A regular
+    checkpoint may have as many bytes as the full-attention keys and values since the previous
+    checkpoint. In a model without full attention, the keys and values of windows count instead. A
+    chunk of `best_chunk` tokens has at most two checkpoints."""
     per_token = _bytes_per_token(spec, LayerKind.FULL)
     if not per_token:
         per_token = _bytes_per_token(spec, LayerKind.SLIDING_WINDOW)
@@ -85,7 +85,7 @@ class Junctions:
 
     @property
     def least_bytes(self) -> int:
-        """The most bytes of checkpoints of a group of requests without a computed token."""
+        """The bytes that checkpoints of a group may take before the group computes a token."""
         whole = 2 * MOST_TOKENS - 1  # after a whole window, in the middle of a block
         return _FREE_JUNCTIONS * self.bytes_at(whole, 0)
 
@@ -140,10 +140,10 @@ class Junctions:
 def _most_useful(
     near: Sequence[int], up_to: Sequence[int], start: int, left: int, right: int
 ) -> list[tuple[int, int, int, int]]:
-    """Return, as a list of at most one tuple, the junction that saves most tokens. The junction is
-    between the chosen junctions `left` and `right`, and far enough from them. The tuple has minus
-    the saved tokens, minus the junction's index, `left` and `right`. `up_to[i]` requests diverge
-    before junction i."""
+    """Return the junction that saves most tokens, as a list of one tuple or an empty list. The
+    junction is between the chosen junctions `left` and `right`, and far enough from them. The tuple
+    has minus the saved tokens, minus the junction's index, `left` and `right`. `up_to[i]` requests
+    diverge before junction i."""
     before = near[left] if left >= 0 else start
     last = near[right] - FEWEST_TOKENS if right < len(near) else near[-1]
     saved = (
@@ -155,8 +155,8 @@ def _most_useful(
 
 
 def _window_tokens(window: int, position: int, before: int) -> int:
-    """Return the number of tokens in the window before `position` that the window before `before`
-    does not store. The windows share whole blocks, but not a partial first or last block."""
+    """Compare the windows that end at `position` and `before`; return the number of tokens that
+    only the first stores. The windows share whole blocks, but not a partial first or last block."""
     first = max(0, position - window + 1)
     blocks = min(whole_blocks(first), position)
     return blocks - first + position - max(blocks, before // BLOCK_TOKENS * BLOCK_TOKENS)

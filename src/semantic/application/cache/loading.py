@@ -34,7 +34,7 @@ _OLDER = 0.6
 after three slow loads in a row, but as fast after one fast load: other work only slows loads
 down."""
 _ABOVE = 2.0
-"""The factor for the error of an estimate that is too high; the factor is 1 if too low."""
+"""The factor for the error of a high estimate; a low estimate has the factor 1."""
 _ALIKE = 0.05
 """The difference in error, as a part of the loads' time, below which lines are equally likely."""
 _TRIALS = 3
@@ -60,9 +60,9 @@ class Terms:
     first: int = FEWEST_AT_ONCE
 
     def overtaken(self, seconds: float, part: float, *, divisible: bool) -> bool:
-        """Return whether a load should stop: it has lost much time, and computing the rest is now
-        faster. The load has read the fraction `part` (above 0) of the prefix in `seconds`. An
-        indivisible prefix is useless until complete."""
+        """Return whether to stop a load, because it has lost much time and computing the rest is
+        faster now. The load has read the fraction `part` (above 0) of the prefix in `seconds`. A
+        prefix that is not `divisible` is useless until complete."""
         saved = part * self.seconds if divisible else 0.0
         rest = seconds * (1 - part) / part
         return seconds - saved > _MOST_LOST * self.seconds and rest > self.seconds - saved
@@ -84,7 +84,7 @@ class Line(NamedTuple):
 
 
 class TierCost:
-    """The cost of loads from one tier, and the most time to lose by measuring it again."""
+    """The cost of loads from one tier. Decides when to measure a slow tier again."""
 
     def __init__(self, trials: int) -> None:
         """Start with an unknown cost, which is known after `trials` loads."""
@@ -115,18 +115,18 @@ class TierCost:
         self._lines = _likely_lines(list(self._loads))
 
     def seconds(self, n_bytes: float) -> float:
-        """Return the smallest likely seconds of a load of `n_bytes`, because a load that takes
-        longer can stop early. Returns 0 before the first load."""
+        """Return the shortest likely time of a load of `n_bytes` in seconds, because a load that
+        takes longer can stop early. Returns 0 before the first load."""
         return min((line.seconds(n_bytes) for line in self._lines), default=0.0)
 
     def is_worth_it(self) -> None:
-        """Record that loads should be faster than computing: the tier needs no measurement."""
+        """Record that loading should be faster than computing; reset the limits of `is_probed`."""
         self._skipped, self._probe = 0.0, _FIRST_PROBE
 
     def is_probed(self, loss: float, seconds: float) -> bool:
-        """Return whether to measure the tier again at an expected `loss`: only if the loss is small
-        compared to the time spent on computing skipped prefixes. The current prefix takes `seconds`
-        to compute."""
+        """Return whether to measure the tier again although a load should lose `loss` seconds.
+        Returns True only if `loss` is small compared to the time spent on computing skipped
+        prefixes. The current prefix takes `seconds` to compute."""
         if loss > self._probe * self._skipped:
             self._skipped += seconds
             return False
@@ -146,9 +146,9 @@ class BreakEven:
 
     def terms(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> Terms | None:
         """Return the terms for loading `n_bytes` (by tier); None if computing the `n_tokens` tokens
-        should be faster. An unknown tier counts as free, so that loads measure it. Occasionally a
-        load measures a slower tier again. Such a load, or a first load over the network, begins
-        with a single body."""
+        should be faster. A tier with an unknown cost counts as free, so that loads measure it.
+        Occasionally a load measures a slower tier again. Such a load, or a first load over the
+        network, begins with a single body."""
         seconds = self._prefill_seconds(n_tokens)
         if seconds is None:
             return NEVER_GIVEN_UP
@@ -174,7 +174,7 @@ class BreakEven:
 
     def observe(self, n_bytes: Mapping[Tier, int], seconds: float, n_reads: int = 1) -> None:
         """Record a load of `n_bytes` (by tier) that took `seconds` in `n_reads` sequential reads.
-        Each tier gets its expected time; the tier with the longest expected time gets the remaining
+        Subtracts the expected times of the faster tiers; the slowest tier learns from the remaining
         time."""
         costs = {tier: self._costs[tier] for tier in _SLOWEST_FIRST if n_bytes.get(tier)}
         if not costs or seconds <= 0:
@@ -194,9 +194,9 @@ def total(n_bytes: Mapping[Tier, int]) -> int:
 
 
 def _likely_lines(loads: list[tuple[float, float]]) -> list[Line]:
-    """Return the lines through one or two of `loads` (oldest first) that fit all loads best.
-    Minimizes the weighted sum of absolute deviations, not of squares: a line through loads attains
-    the minimum, and a load that other work slowed down a lot does not move the line."""
+    """Return the lines from `_lines` that fit `loads` (oldest first) best. Minimizes the weighted
+    sum of absolute deviations, not of squares. A line through loads attains this minimum, and a
+    load that other work slowed down a lot does not move the line."""
     weights = [_OLDER**age for age in range(len(loads) - 1, -1, -1)]
     errors = [
         (
@@ -213,7 +213,7 @@ def _likely_lines(loads: list[tuple[float, float]]) -> list[Line]:
 
 
 def _lines(loads: list[tuple[float, float]]) -> Iterator[Line]:
-    """Yield all lines without negative costs through one or two of `loads`."""
+    """Yield lines with positive costs through two loads, or with a zero cost through one load."""
     for n_bytes, seconds in loads:
         yield Line(seconds, 0.0)
         yield Line(0.0, seconds / n_bytes)
@@ -253,7 +253,7 @@ class ReadBodies:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A running load of a prefix into a sequence, on `terms`; its start took `seconds`."""
+    """A running load of a prefix into a sequence under `terms`; its start took `seconds`."""
 
     prefix: StoredPrefix
     terms: Terms
@@ -355,7 +355,7 @@ class Loader:
         wait([load.future for load in loads], seconds, return_when="FIRST_COMPLETED")
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait `seconds` at most for all loads to end; return whether all did. Thread-safe."""
+        """Wait at most `seconds` for all loads to end; return whether all ended. Thread-safe."""
         with self._ended:
             return self._ended.wait_for(lambda: not self._loads, seconds)
 

@@ -37,7 +37,7 @@ from semantic.ports.store import CacheStorePort, LookUpPort, StorePort
 class StoredPrefix:
     """The first `length` tokens of a prompt, as bodies to read. `full` has the blocks from position
     `start` on; the last block may have more tokens than needed. The store has FULL blocks of the
-    first `known` tokens: more than `length` if no checkpoint follows these blocks. `junction` is
+    first `known` tokens, which may be more than `length` if a checkpoint is missing. `junction` is
     the position where the prompt differs from all stored tokens; None unless a checkpoint there is
     worthwhile. `is_public` says whether all tenants share the bodies."""
 
@@ -205,8 +205,8 @@ class PrefixLookup:
         return tail if n_tokens == len(link.tokens) else None
 
     def _tail(self, parent: BlockHash, rest: Sequence[int]) -> tuple[BlockHeader | None, int]:
-        """Return the block after `parent` that shares most first tokens with `rest`, and the number
-        of shared tokens."""
+        """Return the block after `parent` that shares the longest prefix with `rest`, and the
+        number of shared tokens."""
         rest = rest[:BLOCK_TOKENS]
         if not rest:
             return None, 0

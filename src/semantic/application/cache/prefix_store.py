@@ -3,7 +3,7 @@
 Looks up the longest stored prefix of a request, loads it while the batch runs, exports new blocks
 and saves manifests. Keeps its own state by request id. Knows requests, hashes and the ports; does
 not know when a request runs or how many blocks the pool has. A failing store never fails a request:
-the engine computes the tokens as without a store.
+the engine then computes the tokens itself.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _READ_PART = 16
 class PrefixStore:
     """Shares computed blocks between requests with equal prefixes, and across restarts. The
     stepping thread calls the methods. Submitting threads may call `find` and `decline` under the
-    engine's lock, and the methods for agents without that lock. `shared` decides which request
-    computes missing blocks."""
+    engine's lock; methods for agents need no lock. `shared` decides which request computes missing
+    blocks."""
 
     def __init__(
         self,
@@ -83,13 +83,13 @@ class PrefixStore:
         self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
 
     def keep_within(self, n_bytes: int) -> None:
-        """Limit data that loads have not copied yet to 1/16 of `n_bytes`, the process's memory."""
+        """Limit data that loads have not yet copied: 1/16 of `n_bytes`, the process's memory."""
         self._loader.keep_within(n_bytes // _READ_PART)
 
     def resumes(self, request: Request) -> bool:
-        """Return whether a preempted request can resume from its saved sequence. The last token
-        must run again, so False if sequences resume only at checkpoints and the checkpoint has all
-        of the request's tokens."""
+        """Return whether a preempted request can resume from its saved sequence. Returns False if
+        sequences resume only at checkpoints and the checkpoint has all of the request's tokens: the
+        last token must run again."""
         return not self._layout.needs_checkpoint or request.to_prefill > 0
 
     # Agents
@@ -307,7 +307,7 @@ class PrefixStore:
 
     def discard(self, request: Request) -> None:
         """Drop the blocks that the request stored, and all blocks after them, because the model
-        computed NaN or infinity. Drop blocks from other requests only if they contain such
+        computed NaN or infinity. Drop a block of another request only if the block contains such
         values."""
         state = self._state(request)
         links = state.full_links(self._scope_of(request), request.tokens)
@@ -434,7 +434,7 @@ class PrefixStore:
         return None
 
     def _search_again(self, leader: Request) -> None:
-        """Make waiting and loading requests that begin like `leader` look for its saved blocks."""
+        """Make waiting and loading requests that begin like `leader` look for its new blocks."""
         for other in self.shared.beginning_like(leader):
             if other.phase is Phase.WAITING:
                 self._state(other).searched = False

@@ -25,7 +25,7 @@ LEAD = 3.0
 """The seconds between the start of a read and the agent's expected return. In `benchmarks.returns`,
 blocks read earlier are evicted before their use, and later reads of long histories end too late."""
 _LATE = 60.0
-"""The seconds after an agent's expected return at which its unused reads stop counting."""
+"""The seconds after an agent's expected return until the bodies read for it stop counting."""
 _MOST_EXPECTED = 1000
 _REST = 3
 """The rest after a read, as a multiple of the time of the read: on a CPU, decoding gets its cores
@@ -47,7 +47,7 @@ class Prefixes(Protocol):
     def prefetch(self, header: BlockHeader) -> bool: ...
 
     def wait_until_loaded(self, seconds: float) -> bool:
-        """Wait at most `seconds` for all loads of requests to end; return whether all did."""
+        """Wait at most `seconds` for all loads of requests to end; return whether all ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,7 +206,7 @@ class ToolTimes:
     def called(self, agent: str, tenant: str, tools: Collection[str]) -> float | None:
         """Record that an agent called `tools`; return the usual seconds of absence after the
         slowest tool, None if unknown. Learns only from calls of a single tool: with several tools,
-        the time of each is unknown."""
+        the time of a single tool is unknown."""
         names = {name for name in tools if len(name) <= _LONGEST_NAME}
         self._away.remove(tenant, agent)
         if len(names) == len(set(tools)) == 1:

@@ -47,7 +47,7 @@ class RequestState:
     is_ahead: bool = False
     """True if a thread reads `prefix` ahead, so bodies of `prefix` may change tiers."""
     unread: int = 0
-    """The length of an unreadable prefix: the request looks for a shorter one or for other
+    """The length of an unreadable prefix: the request looks for a shorter prefix or other
     bodies."""
 
     def full_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
@@ -106,8 +106,8 @@ class BlockSaver:
     def drop(
         self, put: Sequence[BlockKey], links: Iterable[BlockLink], read: Iterable[BlockHeader]
     ) -> None:
-        """Drop the bodies `put` and all blocks after them. Drop the bodies of `links` and `read`
-        that contain NaN or infinite values."""
+        """Drop the bodies `put`, and the bodies of `links` and `read` that contain NaN or infinite
+        values. Also drop all blocks after a dropped body."""
         headers = [BlockHeader(link, Part.FULL, self._layout.name) for link in links]
         others = {one.key: one for one in (*headers, *read)}
         for key in put:
@@ -133,7 +133,7 @@ class BlockSaver:
             return False
 
     def _with_dependents(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
-        """Return `keys` and their dependents: other parts of a FULL block, and later blocks."""
+        """Return `keys` and, for each FULL body, the block's other bodies and all later blocks."""
         found = dict.fromkeys(keys)
         waiting = list(found)
         while waiting:

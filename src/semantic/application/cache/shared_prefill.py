@@ -61,7 +61,7 @@ class CommonPrefixes:
     stepping thread may call the other methods."""
 
     def __init__(self, allowance: int = 0) -> None:
-        """Each group of requests with a common beginning starts with `allowance` bytes."""
+        """A new group of requests may use `allowance` bytes for checkpoints."""
         self._allowance = allowance
         self._live: dict[str, _Live] = {}
         self._groups: dict[tuple[str, bytes], _Group] = {}
@@ -93,7 +93,7 @@ class CommonPrefixes:
                 del self._groups[_head(request, own.packed)]
 
     def version(self, request: Request) -> int:
-        """Return a number that changes whenever the result of `of` may change."""
+        """Return a number that changes whenever the result of the method `of` may change."""
         own = self._live.get(request.uid)
         return -1 if own is None else own.group.version
 
@@ -236,9 +236,9 @@ class SharedPrefill:
     # Life of a request
 
     def add(self, request: Request) -> None:
-        """Add a new request, so that other requests take checkpoints for its prompt. Skips
-        a request with `keep` off: a checkpoint where another request diverges would reveal its
-        tokens."""
+        """Add a new request, so that other requests take checkpoints for its prompt. Skips a
+        request with `keep` off: a checkpoint where another request diverges would reveal the
+        skipped request's tokens."""
         if self._needs_checkpoint and request.keep:
             self._common.add(request)
 
@@ -302,7 +302,7 @@ class SharedPrefill:
     # Waiting for a checkpoint
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request at the end of this request's chain of waits; None without a wait."""
+        """Return the request at the end of the chain of waits; None if `request` does not wait."""
         first, plan = None, self._plans.get(request.uid)
         while plan is not None and plan.waits_for is not None:
             first = plan.waits_for[0]
@@ -409,10 +409,10 @@ class SharedPrefill:
         plan.reserved = 0
 
     def _waits(self, request: Request) -> bool:
-        """Return whether the request waits for another request's checkpoint. Once that request
-        takes no more checkpoints in the shared prefix, or ends, the request looks for saved blocks
+        """Return whether the request waits for another request's checkpoint. Once the other request
+        takes no more checkpoints in the shared prefix, or ends, `request` looks for saved blocks
         before it computes. The number of useless waits is limited, so that later, shorter requests
-        cannot delay the request forever."""
+        cannot delay `request` forever."""
         plan = self._plan(request)
         if plan.looks_again or plan.in_vain >= _MOST_IN_VAIN or request.scoring:
             return False
@@ -432,7 +432,7 @@ class SharedPrefill:
                 yield other, shared
 
     def _leads(self, leader: Request, shared: int, request: Request) -> bool:
-        """Return whether `leader` will take a checkpoint for `request` in their `shared` tokens."""
+        """Return whether `leader` will take a checkpoint for `request` in the `shared` tokens."""
         if not (is_computing(leader) and computes_before(leader, request)):
             return False
         positions = self._positions(leader)
