@@ -130,10 +130,10 @@ class AnswerReader:
     def finish(
         self, reason: AnswerReason, *, stopped: bool = False
     ) -> tuple[list[AnswerPiece], AnswerReason]:
-        """Return the last pieces, and the reason for the answer's end; `reason` is the engine's.
-        Returns "tool_calls" for an answer that has calls and stopped by itself or at `done`, unless
-        a stop string (`stopped`) cut the last call: a client must not execute that call. Drops an
-        incomplete mark if `reason` is "length"."""
+        """Return the last pieces, and the reason for the answer's end; `reason` is the engine's
+        reason. Returns "tool_calls" for an answer that has calls and stopped by itself or at
+        `done`, unless a stop string (`stopped`) cut the last call: a client must not execute that
+        call. Drops an incomplete mark if `reason` is "length"."""
         pieces = [] if self._done else list(self._rest(cut=reason != "stop", stopped=stopped))
         by_itself = reason == "stop" or (reason == "cancelled" and self._done)
         self._done = True
@@ -321,7 +321,7 @@ class AnswerReader:
         return all(call.name in self._syntax.tools for call in read.calls)
 
     def _written(self, parts: Sequence[CallPart]) -> Iterator[AnswerPiece]:
-        """Emit `parts` of calls; only parts of the first call if no other is allowed."""
+        """Emit `parts` of calls; only parts of the first call if the chat allows a single call."""
         for part in parts:
             if part.name is not None:
                 self._calls += 1

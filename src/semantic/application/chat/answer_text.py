@@ -148,7 +148,7 @@ class MarkFinder:
 
 class Trimmer:
     """Drops white space next to marks, and restores it if text follows: "one <mark> two" becomes
-    "one two". White space without a mark beside it, at the answer's beginning or end, stays."""
+    "one two". White space at the answer's beginning or end stays if no mark is next to it."""
 
     def __init__(self, *, after_mark: bool) -> None:
         self._after_mark = after_mark
@@ -207,7 +207,7 @@ class ReadCall:
 
 
 class CallText:
-    """Reads the calls of an answer, one text between two marks after the other."""
+    """Reads the calls of an answer, one text between two marks at a time."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self._syntax = syntax
@@ -234,7 +234,7 @@ class CallText:
         return certain
 
     def next(self) -> ReadCall | None:
-        """Return the result at the end of the calls, and start again; None before that end."""
+        """Return the result once the calls end, and prepare for more calls; None before the end."""
         if self._whole is not None:
             return self._done(self._whole.next())
         calls = self._streamed
@@ -262,8 +262,8 @@ class CallText:
 
 
 class _WholeCalls:
-    """Parses the text of calls at its end mark. Since arguments may contain that mark, malformed
-    text continues to the next end mark, but is invalid if another call follows."""
+    """Parses calls up to their end mark. Arguments may contain that mark, so malformed text
+    continues to the next end mark. If another call follows the mark, malformed text is invalid."""
 
     def __init__(self, syntax: CallSyntax, *, follows: bool) -> None:
         self._syntax = syntax

@@ -1,6 +1,6 @@
-"""Families of models, with the form of their calls and reasoning. Texts in a model's chat template
-identify its family, or else entries of its vocabulary; an operator may also name the family. The
-names are those of vLLM's and mlx-lm's parsers. Knows nothing about templates or tokenizers."""
+"""Families of models, with the form of their calls and reasoning. Texts in a chat template, or else
+entries of a vocabulary, identify a model's family; an operator may also name the family. The names
+are those of vLLM's and mlx-lm's parsers. Knows nothing about templates or tokenizers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Family:
     that an answer may begin with a call without its mark. `thought` has the marks of reasoning if
     they are not in `_THOUGHTS`. With `numbered_ids`, ids of calls consist of the tool's name and a
     number. `form` is the form of a call in a grammar: the model's own form if the arguments are
-    JSON. `silent` are marks around text without a meaning."""
+    JSON. `silent` are marks without a meaning, which answers leave out."""
 
     names: tuple[str, ...]
     models: str
@@ -319,8 +319,8 @@ def thought_of(template: str) -> Marks | None:
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """The parsers of calls and of reasoning that an operator chose; None: the model's files decide.
-    Raises InvalidRequestError for an unknown name."""
+    """The parsers of calls and of reasoning that an operator chose. For None, the model's files
+    decide. Raises InvalidRequestError for an unknown name."""
 
     calls: str | None = None
     reasoning: str | None = None

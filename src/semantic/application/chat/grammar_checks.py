@@ -42,7 +42,7 @@ class Verdicts:
         self._lock = threading.Lock()
 
     def problem(self, grammar: Grammar) -> str | None:
-        """Return the problem with `grammar`; "" for a valid grammar, None without a verdict."""
+        """Return the problem with `grammar`; "" for a valid grammar, None if unknown."""
         with self._lock:
             return self._problems.get(grammar.tenant, _key(grammar))
 

@@ -24,10 +24,10 @@ from semantic.ports.serving import Ask, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request ready for submission. `chat`, `replayed` and `parts` are None for a plain prompt;
-    `replayed`, needed to record the turn, is also None without `keep`. With `opens_thought`, the
-    prompt ends inside reasoning; with `closes_thought`, the prompt ends with the end mark of
-    reasoning."""
+    """A request ready for submission. `chat`, `replayed` and `parts` are None for a plain prompt.
+    `replayed` serves to record the turn, and is also None if the request has `keep` off. With
+    `opens_thought`, the prompt ends inside reasoning; with `closes_thought`, the prompt ends with
+    the end mark of reasoning."""
 
     tokens: tuple[int, ...]
     max_tokens: int
@@ -46,8 +46,8 @@ _SAMPLED = 8
 """The length of the sample from the start of a longer prompt, in characters per token of the
 context. Usual text has 2 or 3 characters per token."""
 _DENSE = 2
-"""The limit on the sample's tokens, in contexts: a text whose sample has more tokens cannot fit.
-The sample's last tokens may merge with the following text, but that does not halve their number."""
+"""The limit on the sample's tokens, as a multiple of the context: a text with more cannot fit. The
+sample's last tokens may merge with the following text, but that does not halve their number."""
 
 
 _MOST_MESSAGES = 1 << 15
@@ -173,7 +173,7 @@ class Preparation:
         return rendered.tokens
 
     def _budget(self, chat: Chat, tokens: int | None, *, opened: bool) -> ThinkingBudget | None:
-        """Return the budget for an answer's reasoning; None without a limit or without marks."""
+        """Return the budget for an answer's reasoning; None if `tokens` or the marks are None."""
         marks, end_tokens = self._format.thought_marks, self._format.thought_end_tokens
         if tokens is None or marks is None or not end_tokens:
             return None
@@ -183,7 +183,7 @@ class Preparation:
         )
 
     def _thoughts(self, stop: Sequence[str], *, opened: bool) -> Thoughts | None:
-        """Return the marks between which stop strings have no effect; None without marks."""
+        """Return the marks between which stop strings have no effect; None if marks are missing."""
         marks, headers = self._format.thought_marks, self._format.headers
         if headers is not None:
             return Thoughts(headers.starts[0], headers.answer, opened=True) if stop else None

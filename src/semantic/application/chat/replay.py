@@ -74,9 +74,9 @@ _OWNER_BYTES = 16
 class Replayed:
     """A rendered conversation, and the turn that it continues. The first `start` tokens, with the
     digest `parent`, come from a recorded turn and contain the first `n_replayed` messages. `point`
-    identifies the conversation up to here; the store counts the turn for `owner`. `answers` maps
-    the index of each later answer to its relation to the generated answer. `tool_texts` are the
-    canonical texts of the tools, `defaults` the arguments that clients may add to calls."""
+    identifies the whole conversation; the store counts the turn for `owner`. `answers` says, by
+    index, how each later answer relates to the generated answer. `tool_texts` are the canonical
+    texts of the tools, `defaults` the arguments that clients may add to calls."""
 
     rendered: RenderedChat
     point: Point
@@ -176,8 +176,8 @@ class Replay:
         )
 
     def record_cut(self, replayed: Replayed, message: Message) -> Future[None] | None:
-        """Record a turn without tokens, which no request can continue: the model generated more
-        than `message`. Returns the result of `TurnsPort.put`."""
+        """Record a turn without tokens, because the model generated more than `message`. Requests
+        cannot continue this turn. Returns the result of `TurnsPort.put`."""
         point = point_after(replayed.point, message, replayed.defaults)
         thought = thought_digest(message.reasoning)
         return self._turns.put(Turn(point, None, 0, (), thought, replayed.owner))
@@ -235,12 +235,12 @@ class _Turns:
 
 
 def _continues(turn: Turn, before: Turn) -> bool:
-    """Return whether `turn` continues all tokens of `before`, or all but the end token."""
+    """Return whether `turn` continues `before`, with or without the end token of `before`."""
     return before.end - 1 <= turn.start <= before.end
 
 
 def _prefix_digests(tokens: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-    """Return the digests of the prefixes of the given `lengths`, in ascending order."""
+    """Return the digests of prefixes of `tokens`, given their `lengths` in ascending order."""
     packed = memoryview(pack_tokens(tokens))
     running = hashlib.blake2b(digest_size=_DIGEST_BYTES)  # over all tokens, so the fastest hash
     found, done = [], 0

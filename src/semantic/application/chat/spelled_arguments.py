@@ -96,7 +96,7 @@ class SpelledArguments(ABC):
 
 
 class ListedArguments(SpelledArguments):
-    """Reads a call's arguments in a list. Only a string shows its type before its end."""
+    """Reads a call's arguments in a list. Before a value's end, only a string shows its type."""
 
     def __init__(self, spelling: CallList) -> None:
         super().__init__()

@@ -216,7 +216,7 @@ class StreamedCalls:
 
     @property
     def rest(self) -> str:
-        """The unread text; the unread part of a list begins with a bracket again."""
+        """The unread text, after an added bracket if the text is the rest of a list."""
         start = LIST_START if self.has_object and self._is_list else ""
         return start + self._text[self._at :]
 
@@ -323,7 +323,7 @@ class StreamedCalls:
         return True
 
     def _repeated(self) -> tuple[str, ...]:
-        """Return the start mark if it may occur again: if only the answer's end ends the calls."""
+        """Return the start mark if it may occur again, because calls have no end mark."""
         start = self._syntax.marks.start
         return (start,) if start and not self._end_marks else ()
 
@@ -427,8 +427,8 @@ class StreamedCalls:
         self._end(self._text[self._at :])
 
     def _end_arguments(self, n_source: int) -> None:
-        """End open arguments after the first `n_source` characters of their source: emit JSON as
-        the model wrote it, and the JSON that ends other arguments."""
+        """End the open arguments after the first `n_source` characters of their source. Emit the
+        rest of JSON arguments, or the JSON that ends arguments in another spelling."""
         if n_source == self._first_mark and self._ending:
             self._written.append(CallPart(None, self._ending))
         source = "".join(self._source)

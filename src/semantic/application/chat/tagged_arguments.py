@@ -97,8 +97,8 @@ class TaggedArguments(SpelledArguments):
         return True
 
     def _key_at(self, at: int) -> re.Match[str] | Literal[False] | None:
-        """Return the match of the key after the start of an argument; False without a key, None if
-        more text has to arrive."""
+        """Return the match of the key after the start of an argument; False if the key is missing,
+        None if more text has to arrive."""
         tags = self._tags
         near = self._text[at : at + _LONGEST_KEY]
         end, mark = first_mark((tags.key_end, tags.end), near)
@@ -238,8 +238,8 @@ class _Value:
 
     @property
     def _n_certain(self) -> int:
-        """Return the number of characters before a possible end of the value: before its end tag,
-        or before an end of the call without this end tag."""
+        """Return the number of characters before the first possible end of the value: its end tag,
+        or the call's end if the tag is missing."""
         end, text = self._tags.call_end, self._text
         at = len(text)
         bare = text.rstrip()

@@ -85,8 +85,8 @@ class TurnCache:
         close_seconds: float = _CLOSE_SECONDS,
         shared: SharedTurnsPort | None = None,
     ) -> None:
-        """At most `queue_bytes` of turns wait for the disk, and as many bytes for uploads; `close`
-        drops turns that still wait after `close_seconds`. `shared` stores a fleet's turns."""
+        """Queue at most `queue_bytes` of turns for the disk, and as many for uploads. After
+        `close_seconds`, `close` drops the waiting turns. `shared` stores a fleet's turns."""
         self._below = below
         self._shared = shared
         self._writer = Writes(1, queue_bytes, "turns")
