@@ -1,6 +1,6 @@
-"""Embeddings: batches texts, computes each text once, and alternates with the engine: a chunk of a
-batch runs between two steps of the engine. Requests alternate chunk by chunk. A cache keeps the
-vector of each text, separately for each tenant. Knows nothing about arrays or APIs."""
+"""Embeddings: batches texts and computes each text once. Chunks of a batch run between two steps of
+the engine, and requests take turns after each chunk. A cache keeps the vector of each text,
+separately for each tenant. Knows nothing about arrays or APIs."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Embeddings:
         turns: FairThreads,
     ) -> None:
         """`call` runs a function on the computing thread. The threads of `workers` do work without
-        the model, the threads of `turns` wait for the model. Each has two threads, so that only
-        one long task runs at a time."""
+        the model, the threads of `turns` wait for the model. Each group has two threads, and runs
+        only one long task at a time."""
         self.model = model
         self._embedder = embedder
         self._call = call

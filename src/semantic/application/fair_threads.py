@@ -38,9 +38,9 @@ class Failure:
 
 
 def attempt(work: Callable[[], T]) -> T | Failure:
-    """Return the result of `work`, or its failure. An error that is not an Exception, such as the
-    panic of a Rust library or a module's `sys.exit`, becomes a BackendError: the error would end
-    the thread, or the loop that waits for it. Not for the main thread, which Ctrl-C interrupts."""
+    """Return the result of `work`, or its failure. An error that is not an Exception becomes a
+    BackendError: the panic of a Rust library, or a module's `sys.exit`, would end the thread or the
+    waiting loop. Not for the main thread, which Ctrl-C interrupts."""
     try:
         return work()
     except BaseException as error:  # noqa: BLE001  returned as a value, never swallowed
@@ -81,8 +81,8 @@ class _Task:
 
 
 class FairThreads:
-    """Runs work on `n` threads: next the work of the tenant that has used the least time, its short
-    work first. Long work may use all threads except one, so that short work never waits for it."""
+    """Runs work on `n` threads. The tenant that has used the least time goes first, with short work
+    before long work. Long work leaves one thread free, so that short work never waits for it."""
 
     def __init__(
         self, n: int, name: str, clock: Clock = time.monotonic, *, rests: bool = False

@@ -68,7 +68,7 @@ _MOST_CHECKS = 4
 _SHORT = 1 << 16
 """The number of characters or token ids whose preparation takes about a tenth of a second."""
 _PART = 256
-"""The number of characters that take as much time as a message or tool adds."""
+"""The number of characters that take as long to prepare as one message or tool."""
 _AT_ONCE = 128
 """The most tokens whose texts the event loop looks up itself, in under a millisecond."""
 _PUBLIC_NAME = 16
@@ -252,7 +252,7 @@ class Serving:
         return self._arrivals
 
     async def _prepared(self, ask: Ask) -> Prepared:
-        """Return the result of `Preparation.prepare` after a check of the grammars of `ask`: its
+        """Check the grammars of `ask`, and return the result of `Preparation.prepare`. Checks the
         schemas first, then the grammar made from the schemas. A worker never waits for a check."""
         is_short = _is_short(ask.prompt)
         prepare = partial(self._preparation.prepare, ask)
@@ -356,8 +356,8 @@ class Serving:
 
 
 class Arrivals:
-    """Wakes tasks of `loop` when events have arrived for them. A call into the loop costs a system
-    call, so one call serves all events that arrive before the loop runs it."""
+    """Wakes tasks of `loop` for which events have arrived. A call into the loop costs a system
+    call, so one call serves all events that arrive before the loop handles the call."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

@@ -203,7 +203,7 @@ class AgentDirectory:
         return self._agents.manifest(self.scope(tenant), agent_id) is not None
 
     def saved_agent(self, agent_id: str, tenant: Owner) -> Manifest:
-        """Return the manifest of the agent's last turn. Raises AgentNotFoundError if unsaved."""
+        """Return the manifest of a saved agent's last turn, or raise AgentNotFoundError."""
         saved = self._agents.manifest(self.scope(tenant), agent_id)
         if saved is None:
             raise AgentNotFoundError(f"there is no saved agent {agent_id!r:.300}")

@@ -125,7 +125,7 @@ class AgentFinder:
             return self._sessions.origin(self._tag(tenant), agent_id)
 
     def restore(self, manifests: Iterable[Manifest]) -> None:
-        """Record saved agents, most recently used first, as used earlier than all known agents.
+        """Add saved agents, most recently used first, behind all known agents in the order of use.
         Skips imported agents: only requests that name an imported agent may use its cache."""
         for manifest in manifests:
             if manifest.scope.salt:

@@ -111,7 +111,7 @@ _PAGE = 64
 def walk(
     agents: AgentIndexPort, scope: Scope, page: int = _PAGE, after: Place | None = None
 ) -> Iterator[Manifest]:
-    """Yield a scope's manifests after the place `after`, newest first. Read `page` per query."""
+    """Yield a scope's manifests after the place `after`, newest first, `page` per query."""
     while found := agents.page(scope, page, after):
         yield from found
         if len(found) < page:

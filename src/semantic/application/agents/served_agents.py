@@ -1,7 +1,7 @@
 """ServedAgents: lists, shows, forks, pins, deletes and moves agents for event loops (`AgentsPort`).
 
-Accesses the engine between two of its steps and the store on worker threads. AgentTransfers sends
-agents as archives to other servers, and receives them. Knows nothing about transports.
+Calls the engine between two steps, and the store on worker threads. AgentTransfers sends agents as
+archives to other servers, and receives them. Knows nothing about transports.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from semantic.ports.agents import (
 T = TypeVar("T")
 
 _THREADS: Final = 2
-"""The number of threads: one for the import, and one for all exports meanwhile."""
+"""The number of threads: one for the import, and one for exports during the import."""
 _MOST_EXPORTS: Final = 4
 _RETRY_SECONDS: Final = 5
 _BATCH_BYTES: Final = 1 << 20
@@ -61,7 +61,7 @@ _BATCH_BYTES: Final = 1 << 20
 
 
 class EngineCalls(Protocol):
-    """Calls functions with an engine between two of its steps."""
+    """Calls functions with an engine, between two steps of the engine."""
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
         """Call `function` on the engine's thread; return the future of its result or exception."""
@@ -274,7 +274,7 @@ class ServedAgents:
         return await self._work(tenant, lambda: self._directory.show(agent_id, owner, seen))
 
     async def saved(self, agent_id: str, tenant: str) -> Manifest:
-        """Return the manifest of the agent's last turn. Raises AgentNotFoundError if unsaved."""
+        """Return the manifest of a saved agent's last turn, or raise AgentNotFoundError."""
         return await self._work(tenant, lambda: self._directory.saved_agent(agent_id, tenant))
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
@@ -325,7 +325,7 @@ class ServedAgents:
         return await asyncio.wrap_future(self._thread.call(function))
 
     async def _work(self, tenant: Tenant, function: Callable[[], T], *, is_short: bool = True) -> T:
-        """Run `function` on a worker thread. The time counts as used by the tenant, or by the
-        operators if `tenant` is a tenant's id."""
+        """Run `function` on a worker thread. Count its time for the tenant if `tenant` is a name,
+        or for the operators if `tenant` is an id."""
         name = tenant if isinstance(tenant, str) else _OPERATORS
         return await self._workers.run(name, function, is_short=is_short)

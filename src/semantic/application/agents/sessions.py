@@ -2,10 +2,10 @@
 
 A session id identifies the client, not the conversation: clients also request a conversation's
 title under the id of that conversation. A request therefore continues an agent whose last prompt
-shares at least half of its tokens with the request's prompt, or whose messages the request repeats;
-otherwise the request starts another agent of the session. `PromptDigests` of about a kilobyte stand
+shares at least half of its tokens with the request's prompt, or whose messages the request repeats.
+Otherwise the request starts another agent of the session. `PromptDigests` of about a kilobyte stand
 for a prompt: a digest for each of the first 16 tokens, then eight digests for each doubling of the
-length, so the length of a common prefix is at most an eighth too short. Knows nothing about
+length. The length of a common prefix is thus at most an eighth too short. Knows nothing about
 engines, stores or text.
 """
 
@@ -111,8 +111,8 @@ class _Member:
 
 @dataclass(slots=True)
 class _Agents:
-    """A group's agents by name, least recently used first. The number in a new agent's name is
-    above `dropped`."""
+    """A group's agents by name, least recently used first. New agents' names get numbers above
+    `dropped`."""
 
     members: OrderedDict[str, _Member] = field(default_factory=OrderedDict)
     dropped: int = 0
@@ -141,11 +141,11 @@ class SessionAgents:
         thread: str = "",
     ) -> str:
         """Return the agent that a prompt of `tokens` continues, or a new agent's name. Considers
-        agents of the same origin, except `busy` agents, whose last prompt and `tokens` share a
-        prefix of at least half the shorter prompt. Takes the agent with the longest shared prefix;
-        among equals, an agent whose whole prompt is the prefix, then the most recently used. If no
-        agent qualifies, takes the agent that shares most messages with `thread`: the conversation's
-        system message or tools have changed."""
+        agents of the same origin that are not `busy`. `tokens` and the agent's last prompt must
+        share a prefix of at least half the shorter prompt. Takes the agent with the longest shared
+        prefix; among equals, an agent whose whole prompt is the prefix, then the most recently
+        used. If no agent qualifies, takes the agent that shares most messages with `thread`: the
+        conversation's system message or tools have changed."""
         group = self._groups.get((tag, origin.identity.name), _Agents())
         lengths = {member.prompt.n_tokens for member in group.members.values()}
         prompt, prefixes = digests_and_prefixes(tokens, lengths)

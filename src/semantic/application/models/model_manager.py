@@ -69,8 +69,8 @@ class ModelLoader(Protocol):
     """Loads the models of a server, including the parts that they share."""
 
     async def size(self, name: str) -> tuple[int, Weights | None]:
-        """Return the bytes and weights of the model with the id `name`, see `Residency.add`:
-        measured by its last load, or estimated if its files have changed since. Raises
+        """Return the bytes and weights of the model with the id `name`, see `Residency.add`. The
+        last load measured them; if the files have changed since, they are estimates. Raises
         SemanticError if the files do not load."""
 
     async def load(self, name: str, room: int) -> tuple[RunnableServing, Weights | None]:

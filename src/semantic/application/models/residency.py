@@ -155,7 +155,7 @@ class Residency:
         return self._models[name].expires()
 
     def last_used(self, name: str) -> float | None:
-        """Return when the last request, or the load, ended; None if in use or unloaded."""
+        """Return when the model's last request or load ended; None if in use or unloaded."""
         model = self._models[name]
         return None if model.uses or model.state != "loaded" else model.last_used
 
@@ -194,7 +194,7 @@ class Residency:
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Record that the request of `ticket` no longer waits. Does nothing without a wait."""
+        """Record that the request of `ticket` no longer waits. Ignores an unknown ticket."""
         tickets = self._models[ticket.name].tickets
         if ticket in tickets:
             tickets.remove(ticket)
@@ -283,7 +283,7 @@ class Residency:
         return None
 
     def next_time(self, now: float) -> float | None:
-        """Return the time of the next change that needs no event; None without a change."""
+        """Return when the next change is due even if no event occurs; None if unknown."""
         times = [expires for one in self._loaded() if (expires := one.expires()) is not None]
         wanted = self._wanted()
         if wanted is not None:
