@@ -218,7 +218,7 @@ def test_a_setting_that_the_service_would_not_see_is_refused(
     monkeypatch.setenv("SEMANTIC_MAX_WAITING", "7")
     ran = install()
     assert (ran.code, len(ran.error_lines)) == (2, 1)
-    assert "SEMANTIC_MAX_WAITING: expected --max-waiting" in ran.err
+    assert "SEMANTIC_MAX_WAITING: pass --max-waiting" in ran.err
     assert files_of(host) == []
 
 

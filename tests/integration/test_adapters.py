@@ -387,11 +387,11 @@ CONFIGS: dict[str, tuple[Callable[[dict[str, object]], object], str]] = {
     "NaN": (lambda one: lora(one).update(scale=float("nan")), "scale to be finite"),
     "too large": (lambda one: lora(one).update(scale=10**400), "scale to be finite"),
     "dropout": (lambda one: lora(one).update(dropout=2), "dropout to be below 1"),
-    "keys": (lambda one: lora(one).update(keys=[1]), "expected keys .* names of layers"),
+    "keys": (lambda one: lora(one).update(keys=[1]), "keys to be names of layers"),
     "fewer keys": (lambda one: lora(one).update(keys=["mlp.up_proj"]), "24 of 28 .* got the shape"),
     "no layers": (lambda one: one.pop("num_layers"), "expected num_layers"),
     "parameters": (lambda one: one.update(lora_parameters=3), "expected lora_parameters"),
-    "kind": (lambda one: one.update(fine_tune_type="ia3"), "expected fine_tune_type lora, dora or"),
+    "kind": (lambda one: one.update(fine_tune_type="ia3"), "expected fine_tune_type to be lora, dora or"),
     "DoRA": (lambda one: one.update(fine_tune_type="dora"), "14 of 42 .*m: expected the shape .*"),
     "full": (lambda one: one.update(fine_tune_type="full"), "28 of 28 .*expected none, got the"),
 }

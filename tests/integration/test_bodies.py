@@ -70,7 +70,7 @@ def test_a_view_writes_to_the_array() -> None:
 
 
 def test_an_array_that_does_not_lie_in_one_piece_is_refused() -> None:
-    with pytest.raises(BackendError, match="one piece"):
+    with pytest.raises(BackendError, match="must be contiguous"):
         bytes_of(mx.zeros((4, 6)).swapaxes(0, 1))
 
 
@@ -317,7 +317,7 @@ def test_a_table_nested_too_deep_is_refused() -> None:
     model = backend("lfm2")
     bodies, _ = saved_parts(model)
     head = b"[" * 100_000
-    with pytest.raises(CacheReconstructionError, match="broken table"):
+    with pytest.raises(CacheReconstructionError, match="is not JSON"):
         load_with(model, bodies, len(head).to_bytes(8, "little") + head)
 
 
@@ -325,5 +325,5 @@ def test_another_models_checkpoint_is_refused() -> None:
     model, other = backend("lfm2"), backend("recurrent_gemma")
     bodies, _ = saved_parts(model)
     _, foreign = saved_parts(other)
-    with pytest.raises(CacheReconstructionError, match="another layout"):
+    with pytest.raises(CacheReconstructionError, match="layout must be"):
         load_with(model, bodies, foreign)
