@@ -16,7 +16,7 @@ from semantic.domain.errors import BackendError
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A whole answer of `agent`. `finish_reason` is "stop", "length", "tool_calls" or "cancelled".
-    `stop_string` is the stop string that ended the answer; None without a stop string."""
+    `stop_string` is the text that ended the answer; None if no stop string did."""
 
     agent: str
     message: Message
@@ -31,7 +31,7 @@ class Answer:
 
     @property
     def reasoning(self) -> str:
-        """The model's reasoning before the answer; "" without reasoning."""
+        """The model's reasoning before the answer; "" if there is no reasoning."""
         return self.message.reasoning
 
     @property

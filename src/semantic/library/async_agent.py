@@ -96,7 +96,7 @@ class AsyncAgent:
         self, name: str, serving: Callable[[], Serving], agents: dict[str, AsyncAgent]
     ) -> None:
         """`serving` returns the loaded model and raises BackendError once the engine is closed.
-        `agents` are the engine's agents by name; `fork` adds agents to it. Raises
+        `agents` maps names to the engine's agents; `fork` adds an entry to `agents`. Raises
         InvalidRequestError for an invalid `name`."""
         require_id(name)
         self.name = name
@@ -258,8 +258,8 @@ class AsyncAgent:
             self._is_answering = False
 
     async def _require_idle(self) -> None:
-        """Raise InvalidRequestError if the agent is still answering after `_TURNS_TO_CLOSE`
-        iterations of the event loop, which needs some iterations to close a dropped stream."""
+        """Raise InvalidRequestError if the agent still answers after `_TURNS_TO_CLOSE` iterations
+        of the event loop. The loop needs several iterations to close a dropped stream."""
         for _ in range(_TURNS_TO_CLOSE):
             if not self._is_answering:
                 return

@@ -55,8 +55,8 @@ class AsyncEngine:
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
         """The arguments are the same as for `Engine`. `async with` or `start` loads the model.
-        Raises InvalidRequestError for an invalid adapter name, or if `Settings` already include the
-        store or the adapter that `store` or `adapters` gives."""
+        Raises InvalidRequestError for an invalid adapter name, for `store` with `Settings`, and for
+        `adapters` with `Settings` that have an adapter."""
         self._settings = serve_settings(model, store, max_context, adapters or {})
         self._on_store_unavailable = on_store_unavailable
         self._loaded: ResidentModels | None = None

@@ -61,9 +61,9 @@ class Engine:
         tokens. `on_store_unavailable` is called with the reason if the store is not usable; without
         `on_store_unavailable` the constructor raises StoreError.
 
-        Raises ModelNotFoundError, UnsupportedModelError, OperatorError if MLX is not usable, and
-        InvalidRequestError for an invalid adapter name, or if `Settings` already include the store
-        or the adapter that `store` or `adapters` gives.
+        Raises ModelNotFoundError, UnsupportedModelError, and OperatorError if MLX is not usable.
+        Raises InvalidRequestError for an invalid adapter name, for `store` with `Settings`, and for
+        `adapters` with `Settings` that have an adapter.
         """
         self._engine = AsyncEngine(
             model,
@@ -186,8 +186,8 @@ class Engine:
         """Import an agent from a file that `Agent.export` wrote, under `name` or else the name in
         the file. The engine checks every byte before it stores anything. Import only files that you
         trust: checksums detect damage, not forged contents. Raises InvalidRequestError if the name
-        is taken, the agent belongs to another model or the file is damaged, and CapacityError if
-        the store has no room for the agent."""
+        is taken, the agent belongs to another model or the file is damaged. Raises CapacityError if
+        the store lacks space for the agent."""
         work = self._engine.import_agent(path, name, model=model)
         return Agent(self._loop.run(work), self._loop)
 
@@ -238,9 +238,9 @@ class Agent:
         return self._loop.run(self._agent.chat(messages, **options))
 
     def history(self) -> tuple[Message, ...]:
-        """Return the messages of the conversation so far. Raises InvalidRequestError if the store
-        has the agent without its messages, because a server saved it. Also raises if the
-        conversation began with another system message than `Engine.agent` got."""
+        """Return the messages of the conversation so far. Raises InvalidRequestError if a server
+        saved the agent, because the store then lacks its messages. Also raises if the conversation
+        began with another system message than `Engine.agent` got."""
         return self._loop.run(self._agent.history())
 
     def set_system(self, text: str | None) -> None:
@@ -260,8 +260,8 @@ class Agent:
         return self._loop.run(self._agent.info())
 
     def why(self) -> str:
-        """Return a text that says how much of the last prompt the engine reused, and why not more.
-        It has one sentence per line. Raises AgentNotFoundError for an agent without a turn."""
+        """Return a text that says how much of the last prompt the engine reused, and why not more,
+        in one sentence per line. Raises AgentNotFoundError for an agent without a turn."""
         return self._loop.run(self._agent.why())
 
     def fork(self, name: str) -> Agent:

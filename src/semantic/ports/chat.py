@@ -150,7 +150,7 @@ class ChatFormat(Protocol):
 
     @property
     def thought_end_tokens(self) -> tuple[int, ...]:
-        """The tokens of the end mark of reasoning inside an answer; empty without marks."""
+        """The tokens of the end mark of reasoning inside an answer; empty if there are no marks."""
 
     @property
     def call_marks(self) -> Marks:
@@ -163,7 +163,7 @@ class ChatFormat(Protocol):
     @property
     def loops_only(self) -> bool:
         """True if an answer's tokens stay valid in the history only while results of its tool calls
-        follow: the template renders the answer differently once the user asks another question."""
+        follow. The template renders the answer differently once the user asks another question."""
 
     @property
     def silent_marks(self) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ class ChatFormat(Protocol):
 
     @property
     def bare_calls(self) -> bool:
-        """True if an answer may begin with a tool call without a start mark."""
+        """True if an answer may begin with a tool call that has no start mark."""
 
     @property
     def call_spelling(self) -> CallSpelling | None:

@@ -39,8 +39,8 @@ class EmbeddingModel:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The vectors of some texts, in order, and the number of tokens in the texts; `computed` of
-    these tokens were not in the cache."""
+    """The vectors of some texts, in order, and the number of tokens in the texts; `computed` counts
+    the tokens that were not in the cache."""
 
     vectors: tuple[Vector, ...]
     tokens: int

@@ -208,7 +208,7 @@ class BatchBackend(Protocol):
         CacheReconstructionError if `blocks` cannot provide the tokens."""
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
-        """Grow the sequence to `capacity` tokens, a multiple of 256; a sequence never shrinks."""
+        """Grow the sequence's memory to `capacity` tokens, a multiple of 256; never shrink it."""
 
     def length(self, sequence: SequenceId) -> int:
         """Return the number of tokens in the sequence's cache."""
@@ -302,10 +302,10 @@ class BatchBackend(Protocol):
         inside the window."""
 
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
-        """Return targets for the bodies of tokens `start` to `stop`, one per block. `start` is a
-        multiple of 256, and for FULL the current length of the sequence, which must have the
-        capacity. Before `loaded`, the caller closes each target or drops it unused. The backend
-        reads targets only in `loaded`."""
+        """Return one target per block for the bodies of tokens `start` to `stop`. `start` is a
+        multiple of 256. For FULL, `start` is the sequence's current length, and the sequence must
+        have the capacity. Before `loaded`, the caller closes each used target. The backend reads
+        targets only in `loaded`."""
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
         """Add the bodies that `loading` received to the cache, which then holds `length` tokens.

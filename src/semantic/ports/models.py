@@ -19,7 +19,7 @@ class ModelStatus:
     weights and its pool; shared weights count for the first of the models that share them.
     `running` requests use the model, `waiting` requests wait for its loading. Without another
     request the model unloads in `expires_in` seconds; None if it stays or the time is unknown. The
-    model has been idle for `idle_for` seconds; None while it is in use or not loaded."""
+    model has been idle for `idle_for` seconds; None while the model is in use or not loaded."""
 
     served: ServedModel
     state: ModelState
@@ -49,7 +49,7 @@ class ModelsPort(Protocol):
     name of a model, and raise ModelNotFoundError for an unknown name."""
 
     def serving_of(self, name: str | None = None) -> ServingPort:
-        """Return the model `name`. Requests load the model if necessary, and wait for this."""
+        """Return the model `name`. Requests load the model if necessary, and wait meanwhile."""
 
     def agents_of(self, name: str | None = None) -> AgentsPort:
         """Return the agents of a model. A call that needs the weights loads the model. The agents'

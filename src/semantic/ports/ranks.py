@@ -94,7 +94,7 @@ class MappedPort(Protocol):
         means that the body goes in a frame."""
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait until rank 0 gives a place for the body of `call`; return that memory of `n_bytes`.
+        """Wait until rank 0 offers memory for the body of `call`; return this memory of `n_bytes`.
         Returns None if the body goes in a frame. Raises RuntimeError."""
 
     def leave(self, call: int) -> None:
@@ -109,8 +109,8 @@ class ChannelPort(Protocol):
     mapped: MappedPort
 
     def send(self, frame: Frame, descriptor: int | None = None) -> None:
-        """Send a frame, then the file descriptor `descriptor`, if given. Does not report a lost
-        peer: then other code ends the process."""
+        """Send a frame, then the file descriptor `descriptor`, if given. Raises nothing if the peer
+        is lost: other code then ends the process."""
 
 
 class LinksPort(Protocol):
@@ -124,7 +124,7 @@ class LinksPort(Protocol):
     """Called before the process ends because a rank was lost; the calls may take a few seconds."""
     left: Callable[[], int] | None
     """Returns the bytes of memory that this rank may still use; all ranks except 0 send the number
-    with each beat."""
+    with each heartbeat."""
 
     def computing(self, what: str) -> AbstractContextManager[None]:
         """Limit the time of the call `what`, which waits for other ranks."""
@@ -148,8 +148,8 @@ class CollectivePort(Protocol):
 
 
 class PlacementPort(Protocol):
-    """The place of this process among the `size` processes that compute a model. `rank` is its
-    number; `here` is the number of these processes on this machine."""
+    """The place of this process among the `size` processes that compute a model. `rank` is the
+    number of this process; `here` counts those processes that run on this machine."""
 
     @property
     def rank(self) -> int: ...

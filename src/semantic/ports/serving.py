@@ -159,10 +159,10 @@ class EngineState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
     """Figures of an engine at one moment. `inbox` counts submissions before their validation,
-    `waiting` counts requests without blocks. `queued` of these submissions and requests have never
-    run; their caches may need `queued_bytes`. `idle` counts agents that have a cache in the pool
-    but no request. `pool_bytes` is the pool's limit. `preemptions`, `rebuilds` and `restored_bytes`
-    (for each tier of the store) count from the start of the process."""
+    `waiting` counts requests without blocks. `queued` counts the submissions and requests that have
+    never run; their caches may need `queued_bytes`. `idle` counts agents that have a cache in the
+    pool but no request. `pool_bytes` is the pool's limit. `preemptions`, `rebuilds` and
+    `restored_bytes` (for each tier of the store) count from the start of the process."""
 
     state: EngineState
     inbox: int = 0

@@ -1,8 +1,8 @@
 """StorePort: a store of blocks and of agents' manifests, in memory, on disk or in both.
 
 A store is a cache, never a source of truth: anything that it dropped or cannot verify is a miss.
-`TurnsPort` and `ResponsesPort` keep turns and responses of conversations for the tenant that stored
-each. If a turn is missing, the chat template renders the history again. Thread-safe.
+`TurnsPort` keeps a tenant's turns, and `ResponsesPort` keeps a tenant's responses. If a turn is
+missing, the chat template renders the history again. Thread-safe.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class TurnsPort(Protocol):
         """Store `turn` in place of an earlier turn at the same point; a turn without tokens
         replaces nothing. Never raises: drops the turn on failure. In a fleet, returns a future that
         is done once other machines can find the turn or the upload has failed. The end of an answer
-        waits at most `MOST_WAIT` for this future. Returns None without a fleet, or if the last call
-        of the fleet's store failed or is late."""
+        waits at most `MOST_WAIT` for this future. Returns None if there is no fleet. Also returns
+        None if the last call of the fleet's store failed or is late."""
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
         """Load the turns at `points` of one owner's conversation, in order, from the fleet's store,
-        so that `get` finds these turns. May wait for the network, up to a deadline; does nothing
-        without a fleet."""
+        so that `get` finds these turns. May wait for the network, up to a deadline; does nothing if
+        there is no fleet."""
 
     def close(self) -> None:
         """Flush and close."""
@@ -96,7 +96,7 @@ class SharedTurnsPort(Protocol):
         A turn without tokens replaces nothing. May wait."""
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> Sequence[Turn]:
-        """Return the stored turns at `points`; empty if the last points lack turns. May wait."""
+        """Return the stored turns at `points`; none if the newest points have no turn. May wait."""
 
     def close(self) -> None:
         """End the threads that send turns."""
@@ -119,12 +119,12 @@ class CacheStorePort(Protocol):
 
     def put(self, block: StoredBlock) -> bool:
         """Store `block`; does nothing for a stored block. Returns False for a block that it drops:
-        pins fill the quota, writes back up, or the disk fails. The quota holds at any time. To free
-        space, the store evicts blocks of the tenant with most bytes, if this tenant has more bytes
-        than the block's tenant: least recently used first, and a chain's end before its start. So
-        each tenant keeps an equal share of the quota, and pins protect at most that share. The
-        store refers to `block` without a copy and never changes it. While `holds_back` is true, an
-        interim block stays in memory only."""
+        pins fill the quota, the write queue is full, or the disk fails. The quota holds at any
+        time. To free space, the store evicts blocks of the tenant with most bytes, if this tenant
+        has more bytes than the block's tenant. The least recently used blocks go first, and a
+        chain's end before its start. So each tenant keeps an equal share of the quota, and pins
+        protect at most that share. The store refers to `block` without a copy and never changes it.
+        While `holds_back` is true, an interim block stays in memory only."""
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
         """Delete blocks, even blocks in use or pinned; later blocks of the same chains stay."""
@@ -141,8 +141,8 @@ class CacheStorePort(Protocol):
         """Return the headers of all indexed blocks that follow `parent`, without reading bodies."""
 
     def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
-        """Return the `children` worth comparing with the tokens `like`: each child whose tokens
-        are the beginning of `like`, and the child with the longest common beginning, if
+        """Return the `children` worth comparing with the tokens `like`: each child whose tokens are
+        the beginning of `like`. Also return the child with the longest common beginning, if
         `begins_like` accepts this child."""
 
     def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
@@ -164,8 +164,8 @@ class CacheStorePort(Protocol):
         whether the body is in memory. Counts as a use. A store with one tier copies nothing."""
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
-        """Record a use of the blocks `keys`, a chain in order. Eviction takes the start of the
-        chain last."""
+        """Record a use of the blocks `keys`, a chain in order. Eviction removes the chain's end
+        first."""
 
     def stats(self) -> Sequence[StoreStats]:
         """Return statistics, one entry per tier."""
@@ -186,7 +186,7 @@ class AgentIndexPort(Protocol):
         Returns False for a dropped manifest."""
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
-        """Return the agent's newest manifest; None without a manifest."""
+        """Return the agent's newest manifest; None if the agent has no manifest."""
 
     def scopes(self) -> Sequence[Scope]:
         """Return the scopes that have agents, in any order."""
@@ -196,12 +196,11 @@ class AgentIndexPort(Protocol):
         The newest comes first, by `Manifest.place`."""
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
-        """Return, sorted, the names of the agents in a scope whose manifests have `parent` as
-        parent."""
+        """Return the sorted names of the scope's agents whose manifests have `parent` as parent."""
 
     def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
-        """Return the users of each block: up to two names of agents whose newest manifests need
-        it."""
+        """Return the users of each block: up to two names of agents whose newest manifests need the
+        block."""
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
         """Remove the agent's manifest; the agent's blocks stay until evicted. Returns False for an
@@ -265,14 +264,14 @@ class SharedStorePort(Protocol):
     """Blocks, turns and responses of a fleet under one URL. Opening the store sends no request."""
 
     def blocks(self) -> StorePort:
-        """Return the tier of blocks and agents, which is also a `LookUpPort`. With a budget, evicts
-        objects beyond the budget."""
+        """Return the tier of blocks and agents, which is also a `LookUpPort`. With a budget, this
+        tier evicts objects beyond the budget."""
 
     def turns(self) -> SharedTurnsPort:
         """Return the store of past turns."""
 
     def responses(self, own: DiskResponsesPort) -> DiskResponsesPort:
-        """Return a store of responses that reads responses missing in `own` from the fleet."""
+        """Return a store of responses, which asks the fleet for a response that `own` lacks."""
 
     def try_out(self) -> tuple[float, bool]:
         """Write, read, list and delete an object. Return the duration in seconds, and whether the
