@@ -69,8 +69,8 @@ def build_engine(
 ) -> App:
     """Load the model and build its engine; `engine.close` also stops the store's threads. The
     store's tiers on this machine report to `observer`. Raises the same errors as `load`, plus
-    InvalidRequestError for a pool smaller than a block, and StoreError if the disk tier fails
-    without `on_store_unavailable`."""
+    InvalidRequestError for a pool smaller than a block, and StoreError if the disk tier fails and
+    `on_store_unavailable` is None."""
     return assemble(settings, mlx_provider(settings), on_store_unavailable, observer)
 
 
@@ -97,7 +97,7 @@ def assemble(
 def follow_first(settings: Settings) -> None:
     """Compute as a rank other than 0, see `settings.ranks`; return once rank 0 ends normally.
     Raises the same errors as `load`, unless rank 0 ends first: rank 0 then reports the error for
-    all."""
+    all ranks."""
     from semantic.adapters.mlx.ranks.following import follow, wait_for_end
 
     settings = promised(settings)

@@ -94,16 +94,16 @@ class ServeSettings:
     """A model to serve, and the defaults of requests.
 
     `names` are the model's names, by default `model_name(engine.model)`. Requests may also use this
-    default and the path, and `DEFAULT_NAME` if the model `is_first` of several. A model with an
-    adapter has only `names` and `aliases`. Its name is by default the base's name plus the
-    adapter's; `parent` is the id of the base. `max_context` limits prompt plus answer, in tokens,
-    by default to the model's own limit or the pool's capacity. For sampling parameters that are
-    None, the model's configuration decides. `max_tokens` limits the answer to a request that sets
-    no limit; None means that the context limits it. `image_input` is the rule for pictures in the
-    newest message, see `Attachments`. `parsers` read the model's answers. All tenants share
-    prefixes of the conversations in `public`. `tenants` are the tenants' names in the order of
-    their API keys; the log shows their ids. `events` is the address that publishes changes of the
-    store, and the topic of the messages.
+    default and the model's path. If the model `is_first` of several, requests may use
+    `DEFAULT_NAME` too. A model with an adapter has only `names` and `aliases`. Its name is by
+    default the base's name plus the adapter's; `parent` is the id of the base. `max_context` limits
+    prompt plus answer, in tokens, by default to the model's own limit or the pool's capacity. For
+    sampling parameters that are None, the model's configuration decides. `max_tokens` limits the
+    answer to a request that sets no limit; None means that the context limits it. `image_input` is
+    the rule for pictures in the newest message, see `Attachments`. `parsers` read the model's
+    answers. All tenants share prefixes of the conversations in `public`. `tenants` are the tenants'
+    names in the order of their API keys; the log shows their ids. `events` is the address that
+    publishes changes of the store, and the topic of the messages.
     """
 
     engine: Settings = field(default_factory=Settings)
@@ -201,8 +201,8 @@ async def _give_up(thread: EngineThread, *, in_slices: bool) -> None:
 
 async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) -> Embeddings:
     """Load an embedding model that computes on the thread of `loop`, between the steps of engines.
-    Requests may use `names`, the model's own name and path, and `DEFAULT_NAME`. Raises the same
-    errors as `load_embedder`."""
+    Requests may use any of `names`, the model's own name, its path and `DEFAULT_NAME`. Raises the
+    same errors as `load_embedder`."""
 
     def load() -> tuple[Embedder, ModelDetails]:
         from semantic.adapters.mlx.model.load_embedder import load_embedder
@@ -392,8 +392,8 @@ def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[st
 def with_adapters(
     models: Sequence[ServeSettings], given: Sequence[str]
 ) -> list[list[ServeSettings]]:
-    """Return each model in a list with the same model plus each adapter for it. Raises
-    InvalidRequestError."""
+    """Return a list for each of `models`: the model, then the model with each of its adapters in
+    `given`. Raises InvalidRequestError."""
     adapters = [parse_adapter(one) for one in given]
     alone = Counter(adapter.name for _, adapter in adapters)
     groups = [[one] for one in models]
@@ -417,8 +417,8 @@ def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> i
 
 
 def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = True) -> ServeSettings:
-    """Return `model` with `adapter`; its `names` must be set. With `is_alone` the adapter's name by
-    itself is an alias."""
+    """Return `model` with `adapter`. `model.names` must be set. With `is_alone`, the adapter's name
+    without the base's name is an alias."""
     return replace(
         model,
         engine=replace(model.engine, adapter=adapter),
@@ -429,16 +429,15 @@ def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = Tru
 
 
 def log_tenants(secret: bytes, tenants: Sequence[str]) -> None:
-    """Log the tenant of each API key: the key's number, and the id that operators use for the
-    tenant."""
+    """Log the number of each API key, with the id that operators use for the key's tenant."""
     for number, name in enumerate(tenants, 1):
         found = tenant_id(secret, tenant_tag(secret, name))
         logger.info("API key %d of %d is tenant %s", number, len(tenants), found)
 
 
 def sampling_of(settings: ServeSettings, folder: Path) -> SamplingParams:
-    """Return the default sampling parameters of requests: from the settings, or where these have
-    None, from the model in `folder`."""
+    """Return the default sampling parameters of requests. A parameter that is None in the settings
+    comes from the model in `folder`."""
     from semantic.adapters.mlx.model.description import read_sampling
 
     of_model = read_sampling(folder)

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("semantic.server")
 
 _TIER_FRACTION = 8
-"""The store's memory tier gets at most one part in this many of the budget."""
+"""Divisor: the store's memory tier gets at most the budget divided by this number."""
 _MIN_TIER_BYTES = 64 << 20
 
 
@@ -235,7 +235,7 @@ async def load_resident(
 def _residency(
     settings: ModelsSettings, known: Sequence[ServedModel], loader: _Loader, capacity: int
 ) -> Residency:
-    """Return a residency with all models. Raises InvalidRequestError in the same cases as
+    """Return the `Residency` of all models. Raises InvalidRequestError in the same cases as
     `load_models`."""
     _require_different(known)
     kept = {_named(name, known).id for name in settings.kept}

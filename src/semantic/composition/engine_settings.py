@@ -34,12 +34,12 @@ class NamedAdapter:
 class Settings:
     """Describes an engine to build: its `model`, and an `adapter` for the model or None.
 
-    `pool_bytes` and `pool_blocks` limit the pool; without both, `default_pool_bytes` limits the
-    pool. At most `max_batch` requests decode in one step.
+    `pool_bytes` and `pool_blocks` limit the pool; if both are None, `default_pool_bytes` does. At
+    most `max_batch` requests decode in one step.
 
-    The store has a memory tier of `memory_bytes` (`default_memory_tier_bytes`) and, with
-    `use_disk`, a disk tier of `disk_bytes` (`default_disk_bytes`) in the folder `store`
-    (`default_store_folder`). Once the disk tier has written `disk_bytes_a_day`, it writes only at
+    The store has a memory tier of `memory_bytes` and, with `use_disk`, a disk tier of `disk_bytes`
+    in the folder `store`. For None, see `default_memory_tier_bytes`, `default_disk_bytes` and
+    `default_store_folder`. Once the disk tier has written `disk_bytes_a_day`, it writes only at
     ends of turns; the drive's rating is `disk_rated_bytes`.
 
     `process_bytes` is the memory that the process may use, see `guarded_loop`; default budgets are
@@ -82,9 +82,9 @@ class Settings:
 
 
 class Flag:
-    """A setting's flag on the command line: under the heading `panel` of the help, with the flags
-    `names`, by default a flag like the setting's name. With `completes_models`, a shell completes
-    the flag's value from names of models."""
+    """A setting's flag on the command line. `names` are the spellings, by default the setting's
+    name. The help shows the flag under the heading `panel`. With `completes_models`, a shell
+    completes the flag's value from names of models."""
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ def kernel_folder() -> Path:
 
 
 def free_memory() -> None:
-    """Free the memory of models without references. Call this function on MLX's thread."""
+    """Free the memory of models that have no references. Call this function on MLX's thread."""
     from semantic.adapters.mlx.device import free_memory
 
     free_memory()

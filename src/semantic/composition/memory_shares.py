@@ -50,7 +50,7 @@ def default_pool_of(settings: Settings) -> int:
 
 def default_pool_bytes(memory: int, weights: int) -> int:
     """Return the pool's limit, in bytes, for a process that may use `memory` bytes: a quarter of
-    `memory`, at most the bytes that `weights`, the memory tier and the unplanned part leave, and
+    `memory`, or less if `weights`, the memory tier and the unplanned part leave less. The limit is
     at least 64 MiB."""
     left = planned_bytes(memory) - default_memory_tier_bytes(memory) - weights
     return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, left))
@@ -89,8 +89,8 @@ def memory_of(settings: Settings) -> int:
 
 def default_process_bytes(device: Device, weights: int = 0, sharing: int = 1) -> int:
     """Return the default memory limit of a process: nine tenths of the free memory of `device`,
-    divided by `sharing` processes. If `weights` need more, the limit grows, at most to all of the
-    memory."""
+    divided among `sharing` processes. If `weights` need more, the limit grows, at most to all of
+    the memory."""
     part, whole = _PROCESS_SHARE
     share = device.free_bytes * part // whole // sharing
     return min(device.memory_bytes, max(share, least_process_bytes(weights)))
@@ -143,7 +143,7 @@ def _weights_of(model: str | None) -> int:
 
 
 def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], None]) -> None:
-    """Let `loop` free caches so that the process stays below `process_bytes`, if that is set."""
+    """Let `loop` free caches to keep the process below `process_bytes`; None sets no limit."""
     from semantic.application.engine.memory_guard import Memory, MemoryGuard
 
     if settings.process_bytes is None:
@@ -165,7 +165,7 @@ def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], Non
 
 
 def memory_left(settings: Settings) -> int:
-    """Return the bytes that the process may still use; negative for too many used bytes."""
+    """Return the bytes that the process may still use; negative if the process uses too many."""
     from semantic.adapters.mlx.device import memory_in_use, memory_to_spare
 
     left = sys.maxsize if settings.process_bytes is None else settings.process_bytes

@@ -1,4 +1,4 @@
-"""Finds models by name, in aliases, folders, the hub's cache and the hub, and adapters of models.
+"""Finds models by name, among aliases, folders, the hub's cache and the hub. Also finds adapters.
 Knows files and names, but no engines. Imports the package `adapters` inside functions."""
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def model_path(model: str) -> Path:
 
 
 def model_of(name: str) -> str:
-    """Return the model for `name`: the alias's model, unless a folder has that name, else `name`
-    itself. Raises InvalidRequestError if `name` may be an alias and the file of aliases is
+    """Return the model for `name`: an alias's model, or `name` itself if `name` is a folder or not
+    an alias. Raises InvalidRequestError if `name` may be an alias and the file of aliases is
     unreadable."""
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases
 
@@ -204,5 +204,5 @@ def fetch_model(
 
 
 def own_names(model: str, given: str) -> tuple[str, ...]:
-    """Return the name of `model`, then `given` if this is an alias of the model."""
+    """Return the name of `model`, then `given` if `given` is an alias of the model."""
     return (model_name(model), *(() if model == given else (given,)))

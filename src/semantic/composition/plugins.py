@@ -33,7 +33,7 @@ def tables() -> list[object]:
 
 
 def opener(kind: str) -> object:
-    """Return the function that opens parts of `kind`. Raises OperatorError without its package."""
+    """Return the opener of parts of `kind`. Raises OperatorError if its package is missing."""
     module, name = OPENERS[kind]
     if not _is_installed(module):
         raise OperatorError(f"cannot use {kind}: its package is missing; install semantic-engine")
@@ -45,7 +45,7 @@ def placement(
     environment: Mapping[str, str], secret: Callable[[], bytes | None]
 ) -> PlacementPort | None:
     """Return this process' place among the processes that `mlx.launch` started for one model; None
-    without `mlx.launch`. Raises the same errors as `Places`."""
+    if `mlx.launch` did not start it. Raises the same errors as `Places`."""
     if _RANK not in environment:
         return None
     return cast("Places", opener("ranks"))(environment, secret)

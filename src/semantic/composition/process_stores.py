@@ -131,7 +131,7 @@ def shared_store(settings: Settings) -> SharedStorePort | None:
 
 
 def require_shared(settings: Settings) -> SharedStorePort:
-    """Return the result of `shared_store`. Raises InvalidRequestError if it is None."""
+    """Return `shared_store(settings)`. Raises InvalidRequestError if the settings have no URL."""
     shared = shared_store(settings)
     if shared is None:
         raise InvalidRequestError("remote_store: expected a URL")
@@ -159,7 +159,7 @@ def upload_threads(cores: int) -> int:
 
 
 def new_step_observer(store: StorePort) -> StepObserver | None:
-    """Return an observer of engine steps for the pace of uploads; None without paced uploads."""
+    """Return the observer of engine steps that paces the store's uploads; None without pacing."""
     from semantic.adapters.stores.background import BackgroundStore
 
     queues = (one for one in _parts(store) if isinstance(one, BackgroundStore))
@@ -168,7 +168,7 @@ def new_step_observer(store: StorePort) -> StepObserver | None:
 
 
 def remote_tier(store: StorePort) -> LookUpPort | None:
-    """Return the tier to look requests up in before queueing; None without a remote tier."""
+    """Return the tier that looks up requests before the queue; None without a remote tier."""
     return next((one for one in _parts(store) if isinstance(one, LookUpPort)), None)
 
 
@@ -288,7 +288,7 @@ def store_folder(settings: Settings) -> Path:
 
 
 def unfinished_folder(settings: Settings) -> Path | None:
-    """Return the folder for unfinished files of the open store; None without a disk tier."""
+    """Return the folder for unfinished files of the open store; None if it has no disk tier."""
     return store_folder(settings) / "tmp" if settings.use_disk else None
 
 
@@ -311,7 +311,7 @@ def default_store_folder() -> Path:
 
 def default_disk_bytes(free: int, used: int) -> int:
     """Return the default quota of a store: `used` plus a tenth of the file system's `free` bytes,
-    at most 32 GiB but at least `used`: a default must not evict anything."""
+    at most 32 GiB. The quota is at least `used`, so that a default evicts nothing."""
     return max(used, min(_MAX_DISK_BYTES, free // _DISK_FRACTION + used))
 
 
