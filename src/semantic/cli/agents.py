@@ -47,7 +47,7 @@ from semantic.domain.stored import Manifest
 from semantic.ports.agents import EVERY_AGENT, AgentFilter
 
 _NAMED = 10
-"""The most names that a question shows; it only counts the others."""
+"""The most names that a question shows; the question only counts further names."""
 
 
 def rm(
@@ -89,7 +89,7 @@ def rm(
 
 def _confirm(agents: Sequence[Manifest]) -> None:
     """Ask on a terminal whether to forget `agents`. Raises Abort after the answer "no", and
-    InvalidRequestError without a terminal."""
+    InvalidRequestError if there is no terminal."""
     shown = [show_name(agent.agent_id) for agent in agents[:_NAMED]]
     more = f" and {len(agents) - _NAMED} more" if len(agents) > _NAMED else ""
     what = f"{len(agents)} agent{'s' if len(agents) > 1 else ''}: {', '.join(shown)}{more}"

@@ -31,10 +31,10 @@ def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, 
 def _extended(
     tokenizer: Tokenizer, past: Sequence[int], rendered: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the tokens `rendered`, beginning with the tokens `past` of earlier turns if both have
-    the same text. The model may split a text into other tokens than the tokenizer does, and the
-    cache has the model's tokens. If the template renders earlier turns differently, such as without
-    reasoning, return `rendered`: the cache then helps only up to the first difference."""
+    """Return the tokens `rendered`. The tokens `past` of earlier turns replace their beginning if
+    both have the same text. The model may split a text into other tokens than the tokenizer does,
+    and the cache has the model's tokens. If the template renders earlier turns differently, such as
+    without reasoning, return `rendered`: the cache then helps only up to the first difference."""
     text, before = tokenizer.decode(rendered), tokenizer.decode(past)
     # If decoding and encoding again changes the tokens, the text hides some (such as a BOS), so
     # texts cannot be compared.

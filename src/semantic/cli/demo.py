@@ -94,7 +94,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """An agent's answers: with a cache in the pool, in a new process, and without a cache."""
+    """An agent's answers: from a cache in the pool, from a stored cache, and with no cache."""
 
     agent: str
     question: str

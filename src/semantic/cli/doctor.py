@@ -170,7 +170,7 @@ def check_blas() -> Finding:
 
 
 def check_kernels() -> Finding:
-    """Report MLX's folder for compiling. Raises BackendError if other users can write to it."""
+    """Report MLX's folder for kernels. Raises BackendError if other users can write to it."""
     return Finding("kernels", "ok", f"compiled in {kernel_folder()}, for this user alone")
 
 
@@ -373,7 +373,7 @@ def check_adapter(model: str, adapter: NamedAdapter) -> Finding:
 
 
 def check_caches(model: MLXBackend) -> Finding:
-    """Report how this device stores the caches of a batch, such as in pages or padded."""
+    """Report how this device stores the caches of a batch: for example in pages, or padded."""
     name = "caches"
     if model.in_pages:
         return Finding(name, "ok", "in pages")

@@ -49,8 +49,8 @@ class PlainGroup(TyperGroup):
 
 
 def _write_options(params: Sequence[Parameter], ctx: Context, formatter: HelpFormatter) -> None:
-    """Write the help of the arguments, then the help of the options under their headings. A
-    heading's first option decides the heading's place."""
+    """Write the help of the arguments, then the help of the options under their headings. The
+    headings are in the order of their first options."""
     headings: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: []}
     for param in params:
         record = param.get_help_record(ctx)
@@ -155,7 +155,7 @@ def _takes_several(function: Command) -> bool:
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
-    """Return whether the command line has the option `name`: defaults must not hide variables."""
+    """Return whether the command line, not a variable or a default, sets the option `name`."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

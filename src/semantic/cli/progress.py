@@ -1,4 +1,4 @@
-"""Progress bars for long work, of one line each, on stderr if that is a terminal. Knows the
+"""Progress bars for long work: a line for each bar, on stderr if stderr is a terminal. Knows the
 engine's events and the server's observer; does not know the engine's model or answers."""
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _new_progress(*more: Callable[[], ProgressColumn], console: Console | None =
 
 
 def _token_speed() -> ProgressColumn:
-    """Return a column with a task's tokens per second, empty until these are known."""
+    """Return a column with a task's tokens per second, empty until the speed is known."""
     from rich.progress import ProgressColumn, Task
     from rich.text import Text
 

@@ -92,7 +92,7 @@ def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[
 
 def to_json(agent: Manifest, match: PromptMatch | None, read: TokenReader) -> Json:
     """Return one document: the report on the last prompt and, as "prompt", the match of the given
-    prompt. "prompt" is null without a given prompt."""
+    prompt. "prompt" is null if no prompt is given."""
     last = match_json(agent.match)
     if last is not None and agent.match is not None:
         last |= {

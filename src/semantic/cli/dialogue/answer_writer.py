@@ -51,7 +51,7 @@ class PlainWriter:
 
 
 class MarkdownWriter:
-    """Renders each complete paragraph, list or code block, and shows an incomplete one as plain
+    """Renders each complete paragraph, list or code block, and shows an incomplete block as plain
     text. Reasoning is dim. Shows control characters from the model instead of sending them."""
 
     def __init__(self, console: Console) -> None:

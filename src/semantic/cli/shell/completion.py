@@ -1,7 +1,7 @@
 """Completes names of agents and models in a shell, for `semantic --install-completion`.
 
-Completing takes little time; a list is short, and empty if a store or folder is not readable. It
-contains only words without special characters: clients name agents, and a shell may evaluate
+Completing takes little time; a list is short, and empty if a store or folder is not readable. A
+list contains only words without special characters: clients name agents, and a shell may evaluate
 completions. Knows nothing about stores or models.
 """
 
@@ -38,8 +38,8 @@ def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Return the names of the model inside the package, aliases, and models in the hub's cache; the
-    shell itself completes folders."""
+    """Return names of models: the model inside the package, aliases, and the models in the hub's
+    cache. The shell itself completes folders."""
     from semantic.composition.engine_settings import DEFAULT_MODEL
 
     names = [DEFAULT_MODEL, *_aliases(), *sorted(_cached_models())]
