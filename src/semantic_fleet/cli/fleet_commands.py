@@ -214,8 +214,8 @@ def check_fleet(settings: ServerSettings, fleet: ReplicaOptions) -> None:
 
 
 def plan_of(settings: ServerSettings, fleet: ReplicaOptions) -> FleetPlan:
-    """Return the plan of the fleet to run. Raises InvalidRequestError without a home folder and
-    without --store.
+    """Return the plan of the fleet to run. Raises InvalidRequestError if there is neither a home
+    folder nor --store.
     """
     from semantic_fleet.replicas.ray_cluster import FleetPlan
 

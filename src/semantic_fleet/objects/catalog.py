@@ -56,7 +56,7 @@ class Known(NamedTuple):
 
 
 class BodyTable:
-    """A table of bodies, one record each, which takes at most `max_bytes`. Not thread-safe."""
+    """A table of at most `max_bytes` with a record for each body. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._most = max(1, max_bytes // ENTRY_BYTES // GENERATIONS)
@@ -152,7 +152,7 @@ class Tally(Counts):
 
     @contextmanager
     def misses(self, name: str = "unavailable") -> Iterator[None]:
-        """Swallow a failure of the object store in the `with` block; count a failure as `name`."""
+        """Ignore a failure of the object store in the `with` block; count the failure as `name`."""
         try:
             yield
         except (UnavailableError, FileNotFoundError):
@@ -179,8 +179,8 @@ class KnownBody:
         return self._n_bytes
 
     def wait(self) -> memoryview:
-        """Raise OSError: this process has only the size; the body's header locates the body. See
-        `DeferredBody.wait`.
+        """Raise OSError: this object has only the body's size, and only the header locates the
+        body. See `DeferredBody.wait`.
         """
         raise OSError("the body is in the object store")
 
@@ -363,7 +363,7 @@ class Notices:
         self._timer: threading.Timer | None = None
 
     def hear(self, within: float = LOG_SECONDS) -> None:
-        """Forget the objects that the janitor deleted, so that this process writes these again.
+        """Forget the objects that the janitor deleted, so that this process can write them again.
         Does nothing within `within` seconds of the last call. Raises UnavailableError."""
         with self._hearing:
             if self._heard is not None and self._clock() - self._heard < within:
@@ -374,7 +374,7 @@ class Notices:
             self._catalog.drop_named(evicted)
 
     def record_new(self, header: BlockHeader) -> None:
-        """Record a use of a body that `put` is about to store, and of the blocks before it."""
+        """Record a use of a body that `put` will store, and of the blocks before the body."""
         name = name_of_body(header.key)
         if name not in self._uses:
             self._uses.add(name, depth_of(header))

@@ -6,8 +6,8 @@ pass stay. Only the holder of the lease deletes. The holder renews the lease rig
 batch: a process that slept learns of a lost lease. To readers, an evicted object is a miss.
 
 Evicts the objects of deleted tenants first, then objects of the largest tenants, as the disk quota
-does, down to `TARGET` of the budget. Turns and responses have their own share: they are small and
-worth more. This machine's clock decides no eviction. Knows names and sizes, not contents.
+does, until `TARGET` of the budget is in use. Turns and responses have their own share: they are
+small and worth more. This machine's clock decides no eviction. Knows names and sizes, not contents.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class _Sizes:
             self._sort()
 
     def oldest(self, n_bytes: int) -> int:
-        """Return the latest use among the oldest objects that together have at least `n_bytes`;
-        0 if `n_bytes` is 0."""
+        """Return the last use of the newest object to evict, if evicting the oldest objects must
+        free `n_bytes`; 0 if `n_bytes` is 0."""
         self._sort()
         last = 0
         for used, size in heapq.merge(*(zip(*one, strict=True) for one in self._sorted)):
@@ -153,7 +153,7 @@ class Janitor:
     _stopped: Callable[[], bool] = lambda: False
 
     def run(self) -> Report:
-        """Make one pass. Raises UnavailableError, or LostLeaseError without the lease."""
+        """Make one pass. Raises UnavailableError, or LostLeaseError after a loss of the lease."""
         self._lease.renew()
         reader = UseReader(self._objects, self._secret)
         table = reader.table(self._keep)
@@ -325,7 +325,7 @@ class BackgroundJanitor:
 
 
 def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, int]:
-    """Return, for each group that must shrink, the last use of the newest object to evict. Then
+    """Return, for each group that must shrink, the last use of the newest object to evict, so that
     all groups fit in `room` bytes."""
     room = max(0, room)
     sizes = {group: one.n_bytes for group, one in groups.items()}
@@ -341,7 +341,7 @@ def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, i
 
 
 def seconds_to_fill(before: float, last: Report, report: Report, now: float) -> float:
-    """Return the seconds until the budget is full, if it grows as it did since the last pass."""
+    """Return the seconds until the budget is full, if objects grow as since the last pass."""
     grown = report.n_bytes + report.freed_bytes - last.n_bytes
     room = max(0, report.max_bytes - report.n_bytes)
     return room * (now - before) / grown if grown > 0 else float("inf")

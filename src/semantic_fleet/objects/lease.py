@@ -92,9 +92,9 @@ class Lease:
             self._own = None
 
     def _follow(self, number: int, contents: bytes = b"held") -> bool:
-        """Create the lease after `number`; return False if another process was first. After a
-        sleep, the process may create a number that other processes created and deleted. In that
-        case a higher number exists."""
+        """Create the lease number after `number`; return False if another process was first. Other
+        processes may have created and deleted this number while this process slept. Then a higher
+        number exists, so the result is False too."""
         begun, own = self._clock(), number + 1
         self._own = None
         if not self._objects.create(_path(own), contents):

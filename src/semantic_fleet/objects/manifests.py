@@ -57,7 +57,7 @@ class Manifests:
 
     def save(self, manifest: Manifest, before: int) -> Manifest | None:
         """Write the generation after `before` and after all stored generations; return that
-        manifest. None if other writers were faster each time."""
+        manifest. Returns None if other writers were faster each time."""
         newest = self.newest(manifest.scope, manifest.agent_id)
         first = 1 + max(before, 0 if newest is None else generation_of(newest))
         for generation in range(first, first + _GENERATIONS):
@@ -88,10 +88,10 @@ class Ends:
     """The partial blocks at the ends of agents' turns in one object store. Thread-safe.
 
     The agent's next saved turn deletes these blocks if its own end blocks contain the same keys and
-    values and have their own checkpoints. Turns of several agents may have the same end, such as a
-    fork and its source. A turn that ends with another writer's block marks the block as shared, in
-    an object next to the block. Shared blocks stay. If an agent begins with a block during the
-    deletion of the block, it misses the block.
+    values and have their own checkpoints. Turns of several agents may end with the same block, such
+    as a fork's and its source's. A turn that ends with another writer's block marks the block as
+    shared, in an object next to the block. Shared blocks stay. An agent that begins with a block
+    during the block's deletion misses the block.
     """
 
     def __init__(self, bodies: Bodies, catalog: Catalog) -> None:

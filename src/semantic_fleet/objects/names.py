@@ -63,7 +63,7 @@ class Folder:
 
 
 def has_tail(header: BlockHeader) -> bool:
-    """Return whether a body's header has its own object: no chain of full blocks names the body."""
+    """Return True if no chain of full blocks names the body: its header then has an object."""
     return header.part is Part.CHECKPOINT or (header.part is Part.FULL and not header.link.is_full)
 
 

@@ -75,7 +75,7 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An object in a listing. `written` is when, by the store's clock."""
+    """An object in a listing. `written` is the time of the write by the store's clock."""
 
     path: str
     n_bytes: int
@@ -100,8 +100,8 @@ class Objects:
         notify: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`small` and `large` access the same store; `large` has the longer deadline for bodies, by
-        default it is `small`. `folder` is the store's shared folder, which may vanish, or None.
+        """`small` and `large` access the same store; `large`, by default `small`, has a longer
+        deadline for bodies. `folder` is the shared folder, which may vanish; None for other stores.
 
         `notify` receives a sentence when the breaker opens (at most once a minute), when several
         writes in a row fail, and when the store refuses to list or delete. Another sentence reports
@@ -249,7 +249,7 @@ class Objects:
 
     def keeps_versions(self) -> bool:
         """Return whether deleted objects stay as old versions, as in an S3 bucket with versioning.
-        To find out, writes and deletes an object. Returns False for stores that do not tell."""
+        To find out, writes and deletes an object. Returns False for a store that is not S3."""
         path = f"probes/{os.urandom(8).hex()}"
         with self._attempt(writes=True):
             version = obstore.put(self._small, path, b"probe", use_multipart=False)["version"]
@@ -311,8 +311,8 @@ class Objects:
 
 
 class SharedFolder:
-    """A folder that several machines have mounted. Writes make missing folders: with a lost mount,
-    a write would land on this machine's own disk, so callers call `require` first."""
+    """A folder that several machines have mounted. Callers call `require` before each write:
+    without the mount, a write would create the folder on this machine's own disk."""
 
     def __init__(self, path: Path) -> None:
         """Raise InvalidRequestError if the folder does not exist."""

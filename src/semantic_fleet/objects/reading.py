@@ -164,7 +164,7 @@ class Bodies:
         return replace(header, link=link, layout=layout), n_bytes
 
     def delete(self, scope: Scope, key: BlockKey, tail_of: BlockHash | None) -> None:
-        """Delete a body. With `tail_of`, the block before it, delete the body's tail first."""
+        """Delete a body. With `tail_of`, the block before the body, delete the tail first."""
         if tail_of is not None:
             self.delete_tail(scope, key, tail_of)
         self._objects.delete(self.folder(scope).body(key))
@@ -301,9 +301,9 @@ _MOST_BACK = 64
 
 class LookUp:
     """Looks up chains of blocks for one process, and adds them to the catalog. Thread-safe. The
-    janitor evicts chains from their ends, so a binary search finds how much of a chain is stored. A
-    listing of the objects after the last block shows the bodies that no full block names; the
-    look-up reads one page of a listing.
+    janitor evicts chains from their ends, so a binary search finds how much of a chain is stored.
+    To find the bodies that no full block names, the look-up reads one page of the listing of
+    objects after the last block.
     """
 
     def __init__(self, objects: Objects, bodies: Bodies, catalog: Catalog, tally: Tally) -> None:
@@ -330,8 +330,8 @@ class LookUp:
         self._threads.close()
 
     def _search(self, chain: _Chain, start: int) -> int:
-        """Return how many blocks of a chain have a stored FULL body; the caller knows this of the
-        first `start`. Forgets known bodies beyond that number."""
+        """Return how many blocks of a chain have a stored FULL body. The caller knows that the
+        first `start` blocks do. Forgets known bodies beyond the result."""
         full = [chain.header(link, Part.FULL) for link in chain.links if link.is_full]
         known = self._catalog.find([one.key for one in full])
         n_known = sum(1 for _ in takewhile(lambda one: one.key in known, full[start:]))
@@ -347,7 +347,7 @@ class LookUp:
         return low
 
     def _is_stored(self, chain: _Chain, header: BlockHeader) -> bool:
-        """Return whether a body of the right size is stored; writers replace any other body."""
+        """Return whether a right-sized body is stored; a writer replaces a wrong-sized body."""
         return self._bodies.n_bytes(chain.folder, header.key) == chain.n_bytes(header)
 
     def _each_tail(self, chain: _Chain, places: Sequence[int]) -> list[BlockHeader]:
@@ -369,7 +369,7 @@ class LookUp:
         return alike + newest[:_MOST_UNLIKE]
 
     def _tail(self, chain: _Chain, listed: Listed) -> BlockHeader | None:
-        """Return the header in a tail's object; None if missing, damaged or of another layout."""
+        """Return a tail's header; None if its object is missing, damaged or of another layout."""
         key = parse_block(last_name(listed))
         if key is None:
             return None

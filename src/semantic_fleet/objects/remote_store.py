@@ -61,7 +61,7 @@ class Deletions:
         self._thread.submit(self._finish, what)
 
     def is_waiting(self, what: Hashable) -> bool:
-        """Return whether a deletion is pending, so that the store may still have the object."""
+        """Return whether a deletion of `what` is pending: the store may still have the object."""
         with self._changed:
             return what in self._waiting
 

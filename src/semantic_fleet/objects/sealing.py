@@ -82,7 +82,7 @@ def derived(key: bytes, salt: bytes, purpose: bytes) -> bytes:
 def seal(
     key: bytes, identity: bytes, contents: Buffer, into: memoryview | None = None
 ) -> memoryview:
-    """Seal `contents` under `identity` in `into` (of `sealed_bytes` bytes) or in new memory."""
+    """Seal `contents` under `identity`. Return `into` (`sealed_bytes` long) or new memory."""
     data = memoryview(contents).cast("B")
     salt = os.urandom(_SALT_BYTES)
     sealed = memoryview(bytearray(sealed_bytes(len(data)))) if into is None else into
@@ -122,7 +122,7 @@ class SealingMemory:
     def piece(self, n_bytes: int) -> Iterator[memoryview]:
         """Yield memory of arbitrary content, at least one byte, valid only inside the `with` block.
         An error inside the block prevents reuse, because a connection may still send from the
-        memory. So does a remaining reference, as in an in-process object store."""
+        memory. A remaining reference prevents reuse too: an in-process object store may keep it."""
         memory = self._take(n_bytes)
         view = memoryview(memory)[:n_bytes]
         yield view
@@ -214,7 +214,7 @@ def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[
 
 
 def _range(first: int, n_bytes: int) -> tuple[int, int]:
-    """Return the byte range of the chunks to read together, beginning with chunk number `first`.
+    """Return the byte range for one request: at most `READ_CHUNKS` chunks from number `first` on.
     The range of chunk 0 includes the frame."""
     last = min(first + READ_CHUNKS, _n_chunks(n_bytes))
     start = FRAME + first * (CHUNK + TAG) if first else 0
@@ -287,7 +287,7 @@ class Vault:
         clock: Callable[[], float] = time.monotonic,
         renewed: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """`secret` is the fleet's, 32 bytes. Calls `renewed` with a tag once the key changed."""
+        """The fleet's `secret` has 32 bytes. `renewed` gets the tag of a tenant with a new key."""
         self._objects = objects
         self._secret = secret
         self._clock = clock
@@ -366,7 +366,7 @@ class Vault:
 
 
 def live_folder(objects: Objects, name: str) -> str | None:
-    """Return the tenant's current folder; None without a key. Raises UnavailableError."""
+    """Return the tenant's folder, or None if the tenant has no key. Raises UnavailableError."""
     try:
         found = bytes(objects.get(f"{TENANTS}/{name}"))
     except FileNotFoundError:

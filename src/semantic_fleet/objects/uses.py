@@ -207,7 +207,7 @@ class UseTable:
         return UseTable(names + self.names[at:], used + self.used[at:])
 
     def kept(self) -> array[int]:
-        """Return all marked names, followed by the times of last use."""
+        """Return all marked names, followed by their times of last use."""
         both = array("Q", compress(self.names, self._is_there))
         both.extend(compress(self.used, self._is_there))
         return both
@@ -253,8 +253,8 @@ class UseReader:
         return frozenset(name for log in new for name in self._numbers.read(log))
 
     def replace(self, number: int, numbers: array[int]) -> None:
-        """Write the table of a pass, and delete the logs and tables whose uses it contains. Raises
-        UnavailableError."""
+        """Write the table of a pass, and delete the logs and tables whose uses this table contains.
+        Raises UnavailableError."""
         if not self._numbers.create(f"{TABLES}/{number:020}", numbers):
             return
         for at in range(0, len(self._read), PAGE):

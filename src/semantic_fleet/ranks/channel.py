@@ -102,7 +102,7 @@ _MOST_BYTES = (1 << 31) - 1
 
 
 class _Seals:
-    """The seals of one direction; a seal covers a piece and the number of earlier pieces."""
+    """Seals the pieces of one direction. A seal covers a piece and the number of earlier pieces."""
 
     SIZE = 16
 
@@ -125,7 +125,7 @@ class _Seals:
 
 
 class PeerLostError(Exception):
-    """The other rank ended, sends nothing or sent an invalid frame; the message says which."""
+    """The other rank ended, sends nothing or sent an invalid frame; the message gives the cause."""
 
 
 class Channel:

@@ -81,8 +81,8 @@ def read_grid(environment: Mapping[str, str]) -> Grid | None:
 
 
 def with_secret(grid: Grid, secret: bytes | None) -> Grid:
-    """Return `grid` with the ranks' secret. Raises InvalidRequestError without a secret if rank 0
-    listens on a network address."""
+    """Return `grid` with the ranks' secret. Raises InvalidRequestError if `secret` is None and rank
+    0 listens on a network address."""
     from semantic_server.http.settings import is_loopback
 
     if secret is not None:

@@ -59,8 +59,8 @@ class Links:
     ) -> None:
         """Connect with the other ranks; rank 0 listens on its address `host`.
 
-        The keys that seal frames come from `secret`, which all ranks have, and from a token of this
-        start, which comes over `ranks`: with an empty `secret`, the frames are only as safe as
+        The keys that seal frames come from `secret`, which all ranks have, and from a random token,
+        which rank 0 sends over `ranks`. With an empty `secret`, the frames are only as safe as
         `ranks`. On one machine, unsealed frames go over a Unix socket in a private folder. Raises
         BackendError if the ranks cannot connect.
         """
@@ -205,7 +205,7 @@ class Links:
 
 
 def _to_this_machine(path: bytes) -> socket.socket | None:
-    """Connect to a process of this user at `path`; return None without such a process."""
+    """Connect to a process of this user at `path`; return None if there is no such process."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(JOIN_SECONDS)
     with suppress(OSError):

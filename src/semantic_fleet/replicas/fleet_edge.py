@@ -138,8 +138,8 @@ def _first(found: object) -> object:
 
 
 def _words(found: object) -> str:
-    """Return the text of messages without parts that clients later change: cache marks, and the
-    choice between a text and a list of one part."""
+    """Return the text of messages. The result ignores details that clients change later: cache
+    marks, and a list of one part in place of a text."""
     if isinstance(found, str):
         return found
     if isinstance(found, list):
@@ -162,7 +162,7 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 def create_edge(
     replicas: ReplicasPort, settings: ServerSettings, lifespan: Lifespan, version: str
 ) -> FastAPI:
-    """Return the app that passes requests on to `replicas`; `lifespan` starts and stops these."""
+    """Return the app that passes requests on to `replicas`; `lifespan` runs the replicas."""
     app = FastAPI(
         title="semantic",
         version=version,
@@ -247,8 +247,8 @@ class _PassOn:
 
 
 class _Answer:
-    """A response to a request of `path` as ASGI messages. Sends a stream as it arrives, any other
-    response when complete: until then an error can replace the response."""
+    """A response to a request of `path` as ASGI messages. Sends a stream as it arrives. Collects a
+    response that is not a stream: until the end, an error can replace it."""
 
     def __init__(self, path: str, send: Send) -> None:
         self._path = path
@@ -268,7 +268,7 @@ class _Answer:
             self._body += piece
 
     async def end(self) -> None:
-        """Send the remaining response. Raises OverloadedError for an answer without a head."""
+        """Send the remaining response. Raises OverloadedError if the response has no head."""
         if self._head is None:
             raise OverloadedError("the replica ended without an answer", retry_after=1)
         if not self.has_begun:
@@ -321,7 +321,7 @@ def _passed(request: Request, body: bytes = b"", key: str = "") -> PassedRequest
 
 
 async def _first_done(replicas: ReplicasPort, request: Request) -> Response:
-    """Ask all replicas to delete; return a successful response, or else the first response."""
+    """Send a deletion to all replicas; return a successful response, or else the first response."""
     replies = [*(await replicas.answers(_passed(request))).values()]
     done = [one for one in replies if one[0].status < HTTPStatus.BAD_REQUEST]
     head, body = (done or replies)[0]

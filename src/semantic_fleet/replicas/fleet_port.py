@@ -71,5 +71,5 @@ class BuildReplica(Protocol):
     """Starts a replica's server. Ray pickles this object for a call in the replica's process."""
 
     def __call__(self, folder: str, sharing: int) -> AbstractAsyncContextManager[ReplicaPort]:
-        """Run a server that stores in `folder`, one of `sharing` servers on a machine. Entering the
+        """Run a server that stores in `folder`; `sharing` servers share the machine. Entering the
         context waits until the server is ready; leaving waits until the agents are saved."""

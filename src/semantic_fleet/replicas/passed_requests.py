@@ -59,7 +59,7 @@ async def answer(app: AsgiApp, request: PassedRequest) -> AsyncGenerator[Piece, 
 
 
 async def whole_answer(pieces: AsyncIterator[Piece]) -> tuple[ResponseHead, bytes]:
-    """Collect the pieces of a response and return the whole. Raises BackendError without a head."""
+    """Collect a response from its pieces. Raises BackendError if there is no head."""
     head: ResponseHead | None = None
     body = bytearray()
     async for piece in pieces:

@@ -170,7 +170,7 @@ class RayCluster:
 
     def _set_environment(self) -> None:
         """Set the environment of Ray and its processes. Ray's ports are open to other machines and
-        unpickle data, so the ports need a token. A Ray of this process makes its own token."""
+        unpickle data, so the ports need a token. If this process starts Ray, sets a new token."""
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         if self._plan.address is None:
@@ -294,7 +294,7 @@ def is_any_stopping() -> bool:
 
 
 def _said_of_replicas() -> str:
-    """Return Ray Serve's message about replicas that did not start, or "" without a message."""
+    """Return Ray Serve's message about replicas that did not start, or "" if there is none."""
     import ray
     from ray import serve
 

@@ -119,7 +119,7 @@ class Replica:
                 yield with_header(HEADER, self._name.encode(), piece)
 
     async def whole(self, request: PassedRequest) -> tuple[str, ResponseHead, bytes]:
-        """Return the replica's and the machine's name in one text, the head, and the whole body."""
+        """Return the names of replica and machine as one text, the head, and the whole body."""
         async with aclosing(self._server.answer(request)) as pieces:
             head, body = await whole_answer(pieces)
         return f"{self._name}@{platform.node()}", head, body
