@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from semantic_server.clients.config_file import Change, Plan
 
 _ENOUGH_CONTEXT = 32_768
-"""In tokens. A smaller context leaves little room beside an agent's own prompt and tools."""
+"""Context in tokens; agents fill most of a smaller context with their own prompts and tools."""
 
 
 @dataclass(frozen=True, slots=True)

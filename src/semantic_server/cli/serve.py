@@ -178,7 +178,7 @@ _CHOSEN_LATER = {
 
 
 def _chosen(settings: ServerSettings) -> dict[str, object]:
-    """Return the values that the server will choose for unset settings, if these are known now."""
+    """Return the values, as far as known now, that the server will choose for unset settings."""
     chosen: dict[str, object] = {}
     if not settings.served_model_name:
         chosen["served_model_name"] = list(served_names(settings))
@@ -224,8 +224,8 @@ async def load_model(
 
 
 def promised_of(settings: ServerSettings, sharing: int = 1) -> Settings:
-    """Return the engine's settings with the memory that this process may use, one of `sharing`
-    processes on this machine. Raises the same errors as `promised`."""
+    """Return the engine's settings with the memory limit of this process. The machine runs
+    `sharing` such processes. Raises the same errors as `promised`."""
     others = map(model_of, (*settings.model[1:], *settings.allowed_models))
     embedding = settings.embedding_model
     return promised(

@@ -80,7 +80,7 @@ SERVICE_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def service_manager(host: HostPort | None = None) -> ServicePort:
-    """Return the user's service manager. Raises OperatorError without a running manager."""
+    """Return the user's service manager. Raises OperatorError if no manager runs."""
     from semantic_server.service_managers import Host, Launchd, Systemd
 
     here = host or Host()

@@ -168,7 +168,7 @@ _CLAUDE_MODELS: Final = (
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )  # fmt: skip
 _LEAST_COMPACT_WINDOW: Final = 100_000
-"""In tokens. Claude Code raises a smaller window to this size; the server's limit still holds."""
+"""Tokens to which Claude Code raises a smaller window; the server's own limit still holds."""
 _REQUEST_MS: Final = 3_600_000
 
 

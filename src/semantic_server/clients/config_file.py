@@ -167,8 +167,8 @@ class Change:
 
 
 def changes(document: Mapping[str, object], required: Settings) -> list[Change]:
-    """Return the changes that give `document` the `required` settings, in their order. Raises
-    InvalidRequestError if the document has a value where `required` has a table."""
+    """Return the changes that give `document` the `required` settings, in the order of `required`.
+    Raises InvalidRequestError if the document has a value where `required` has a table."""
     return list(_changes(document, required, ()))
 
 

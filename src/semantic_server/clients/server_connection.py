@@ -311,8 +311,8 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of an agent: a model, required if the server has several, and the id of a tenant,
-    which only operators may give."""
+    """The owner of an agent: a model, required if the server has several models, and the id of a
+    tenant, which only operators may give."""
 
     model: str | None = None
     tenant: str | None = None

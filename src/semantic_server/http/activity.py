@@ -53,7 +53,7 @@ class Span:
 @dataclass(slots=True)
 class Savings:
     """Counts of all answers since the Unix time `since`: prompt tokens, cached prompt tokens, and
-    the seconds of prefill that the cache saved, at the mean speed of earlier prompts."""
+    the seconds of prefill that the cache saved, by the mean speed of earlier prompts."""
 
     since: float
     prompt_tokens: int = 0
@@ -99,8 +99,8 @@ class Recorder:
         return bool(self._running)
 
     def spans(self, tenant: str | None, after: int = 0) -> list[Span]:
-        """Return the requests of `tenant` that changed after version `after`. None means the
-        requests of all tenants."""
+        """Return the requests of `tenant` that changed after version `after`. With the tenant None,
+        return the requests of all tenants."""
         return [
             one
             for one in (*self._ended, *self._running)

@@ -1,4 +1,4 @@
-"""Measurements of answers: a serving port that notifies observers, and reports of cache misses.
+"""A serving port that measures answers and notifies observers, and the reports of cache misses.
 Measures events that a route consumes anyway. Stores figures, never text. Usage objects report cache
 misses in a member named `semantic`, which no client reads by accident."""
 
@@ -57,12 +57,12 @@ class AnswerRecord:
 
     @property
     def queue_time(self) -> float:
-        """Seconds before the first piece without prefill: queueing and restoring blocks."""
+        """Seconds of queueing and of restoring blocks: until the first piece, minus prefill."""
         return max(0.0, (self.ttft or 0.0) - self.prefill)
 
     @property
     def decode(self) -> float:
-        """Seconds from the first piece to the end."""
+        """Seconds from the first piece of the answer to the end."""
         return 0.0 if self.ttft is None else self.total - self.ttft
 
     @property
@@ -214,7 +214,7 @@ class LostPart(BaseModel):
 
 
 class LostTokens(BaseModel):
-    """Cached tokens of the agent that the engine computed again, and the time that took."""
+    """Tokens of the agent's cache that the engine computed again, and the seconds needed."""
 
     tokens: int
     seconds: float
@@ -238,7 +238,7 @@ def usage_extension(usage: Usage) -> dict[str, object]:
 
 
 def lost_tokens(match: MatchReport | None) -> LostTokens | None:
-    """Return the cache miss that `match` reports; None without a cache miss."""
+    """Return the cache miss that `match` reports; None if there is no cache miss."""
     if match is None or match.lost is None:
         return None
     lost = match.lost

@@ -156,7 +156,7 @@ class Connections:
 
 
 def _crowd(connections: dict[DeadlineProtocol, float]) -> tuple[int, float]:
-    """Return a sort key of peers: their number of connections, then the age of the oldest one."""
+    """Return a sort key of peers: number of connections, then age of the oldest connection."""
     return len(connections), -next(iter(connections.values()))
 
 

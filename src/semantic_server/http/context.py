@@ -152,8 +152,8 @@ def event_stream(
     media_type: str = "text/event-stream",
 ) -> Response:
     """Return a response that streams `events`, with `keep_alive()` in every idle interval.
-    `media_type` is the type of the stream. A disconnect cancels a wait for the next event, and
-    otherwise closes `events`. The send timeout disconnects a client that stops reading."""
+    `media_type` is the type of the stream. A disconnect cancels the wait for the next event, or
+    else closes `events`. The send timeout disconnects a client that stops reading."""
     factory = cast("Callable[[], ServerSentEvent]", keep_alive)  # passes bytes through
     keep_alive_seconds = settings_of(request).keep_alive
     return EventSourceResponse(

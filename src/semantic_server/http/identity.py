@@ -97,7 +97,7 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
 
 
 def identity_of(request: Request, body: Mapping[str, object]) -> Identity | None:
-    """Return the identity that the client sends without configuration; None without an identity."""
+    """Return the identity that the client sends without configuration, or None."""
     return read_identity(header_texts(request.headers), body)
 
 
@@ -107,7 +107,7 @@ def header_texts(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Return the identity in `headers` (lower-case names) and `body`; None without an identity."""
+    """Return the identity in `headers` (lower-case names) and `body`, or None."""
     for read in _READERS:
         found = read(headers, body)
         if found is not None:

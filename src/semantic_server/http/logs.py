@@ -58,7 +58,7 @@ class JsonLines(logging.Formatter):
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to the current `sys.stderr`, because a progress bar replaces that for a time."""
+    """Writes to the current `sys.stderr`, which a progress bar replaces for a time."""
 
     def emit(self, record: logging.LogRecord) -> None:
         # Not `setStream`: it flushes the previous stream, even a closed one.
@@ -128,7 +128,7 @@ _ENTRY: Final = "request_line"
 
 
 class RequestLogEntry(Observer):
-    """The log entry of one request, which gets one or several answers."""
+    """The log entry of one request and of all its answers."""
 
     def __init__(self) -> None:
         self._records: list[AnswerRecord] = []
@@ -224,7 +224,7 @@ def _method(scope: Scope) -> str:
 
 
 def _pattern(scope: Scope) -> str:
-    """Return the route's pattern, as in `/v1/models/{id}`; "?" without a route."""
+    """Return the route's pattern, as in `/v1/models/{id}`; "?" if there is no route."""
     pattern: str = getattr(scope.get("route"), "path_format", "?")
     return pattern
 

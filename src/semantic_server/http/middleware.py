@@ -332,7 +332,7 @@ def _in_origin_form(scope: Scope) -> Scope:
 _TWO_LENGTHS: Final = Problem(
     HTTPStatus.BAD_REQUEST, "expected Content-Length or Transfer-Encoding, got both", closes=True
 )
-"""A proxy may obey the other length, and take the rest of the body for another client's request."""
+"""The error for two lengths: a proxy and this server could end the body at different bytes."""
 
 
 def _preflight_response(origin: str, requested: Headers) -> Response:

@@ -26,8 +26,8 @@ requests: Final = APIRouter(prefix="/v1/requests", tags=["Agents"])
 
 
 class Running(BaseModel):
-    """A running or waiting request. `read_tokens` of its prompt are in the cache: the tokens
-    computed so far, and the `cached_tokens` that were there before."""
+    """A running or waiting request. `read_tokens` counts the prompt's tokens in the cache: the
+    tokens computed so far, and the `cached_tokens` that were there before."""
 
     object: Literal["request"] = "request"
     id: str
@@ -83,7 +83,7 @@ async def cancel(request: Request, request_id: str) -> Cancelled:
 
 
 def running(one: RunningRequest, *, operator: bool) -> Running:
-    """Return a request for a reply; for an operator, with the id of the request's tenant."""
+    """Return a request as replies show it; an operator also gets the tenant's id."""
     return Running(
         id=one.uid,
         agent=one.agent_id,

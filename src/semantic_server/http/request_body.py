@@ -267,7 +267,7 @@ def _beginning(value: object) -> object:
 
 def _require_few_values(data: bytes) -> None:
     """Raise TooLargeError for JSON with too many values, before parsing builds the values. Counts
-    JSON's marks; if these exceed a limit, counts only the marks outside of texts."""
+    JSON's marks; above a limit, counts only the marks outside of texts."""
     if _within_limits(data):
         return
     marks = data.replace(rb"\\", b"").replace(rb"\"", b"")

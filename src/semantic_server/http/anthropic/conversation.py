@@ -106,7 +106,7 @@ class ConversationReader:
     def _message(
         self, message: Mapping[str, object], path: str, *, passed: bool
     ) -> Iterator[Message]:
-        """Yield the domain's messages for `message`. `passed`: a later message is the user's."""
+        """Yield the domain's messages. `passed` is true if a later message is the user's."""
         role = message.get("role")
         match role:
             case "user":

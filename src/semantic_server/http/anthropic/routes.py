@@ -63,8 +63,8 @@ Json = dict[str, object]
 
 
 class _Input:
-    """The input of a tool call, sent as the call's arguments arrive: always the beginning of an
-    object. If the arguments are not an object, their text becomes a field of the input."""
+    """The input of a tool call as an object, sent in parts while the call's arguments arrive. If
+    the arguments are not an object, their text becomes a field of the input."""
 
     def __init__(self) -> None:
         self._object = ObjectText()

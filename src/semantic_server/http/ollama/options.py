@@ -290,7 +290,7 @@ def _duration(text: str) -> float | None:
 
 def read_think(value: object) -> tuple[dict[str, object], int | None]:
     """Return the template options and the thinking budget that `think` asks for. Raises FieldError
-    for anything but true, false and an effort."""
+    for values other than true, false and an effort."""
     if value is None:
         return {}, None
     if value is False:
@@ -315,7 +315,7 @@ def read_format(value: object) -> AnswerFormat | None:
 
 
 def read_logprobs(known: Mapping[str, object]) -> int | None:
-    """Return how many alternatives to report per token; None without log-probabilities. Raises
+    """Return how many alternatives to report per token; None if the request wants none. Raises
     FieldError."""
     given = validated(_logprobs(), known)
     top = given.get("top_logprobs", 0)

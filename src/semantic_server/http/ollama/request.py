@@ -57,7 +57,7 @@ class _OpenCalls:
 
     def take(self, given_id: object, name: str | None) -> ToolCall | None:
         """Return the call that a result belongs to: the call with this id, else the next call with
-        this name, or the next call of any name if `name` is None."""
+        this name. None as `name` fits any call."""
         if isinstance(given_id, str):
             found = self._open.pop(self._ids.get(given_id, given_id), None)
             if found is not None:

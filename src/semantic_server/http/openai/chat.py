@@ -85,7 +85,7 @@ class CustomCall(TypedDict):
 
 
 class CallDelta(TypedDict, total=False):
-    """A piece of tool call number `index`; only the first has an id. A custom call is one piece."""
+    """A piece of tool call `index`; only the first piece has an id. A custom call is one piece."""
 
     index: int
     id: str
@@ -95,7 +95,7 @@ class CallDelta(TypedDict, total=False):
 
 
 class MessageDelta(TypedDict, total=False):
-    """A chunk's addition to a message. Reasoning is in two fields: a client reads only one."""
+    """A chunk's addition to a message. Clients read reasoning from one of two equal fields."""
 
     role: Literal["assistant"]
     content: str

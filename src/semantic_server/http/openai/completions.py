@@ -148,8 +148,8 @@ class _Choice:
                 return None
 
     async def _started(self) -> CompletionDelta:
-        """Return the first delta of every choice: the echoed prompt. The text is empty without an
-        echo, or if the echo comes later with its log-probabilities."""
+        """Return the first delta of every choice: the echoed prompt. The text is empty if there is
+        no echo, or if the echo comes later with its log-probabilities."""
         echo = self.request.echo and not self.request.logprobs
         return self._delta(await self._prompt_text() if echo else "")
 
@@ -185,7 +185,7 @@ class _Choice:
         return CompletionDelta(self.index, logprobs=textless, finish_reason=reason, usage=end.usage)
 
     def _textless(self, completion: int) -> LegacyLogprobs:
-        """Return entries without values for generated tokens without text, such as an end token.
+        """Return empty entries for the generated tokens that have no text, such as an end token.
         Clients that score a prompt count from either end of the lists, so every token needs an
         entry."""
         if not (self.request.echo and self.request.logprobs):

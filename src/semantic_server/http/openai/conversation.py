@@ -320,7 +320,7 @@ def _chosen(
 
 
 def required(tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """Return the choice that requires a call of any of `tools`. Raises FieldError without tools."""
+    """Return the choice that requires one of `tools`. Raises FieldError if `tools` is empty."""
     if not tools:
         raise FieldError("tool_choice requires a call, but tools has no function", param=_CHOICE)
     return tuple(tools), ToolChoice("required")
@@ -380,8 +380,8 @@ def answer_format_of(value: object) -> AnswerFormat | None:
 def template_options(
     effort: str | None, own: Mapping[str, object], thinking_tokens: int | None = None
 ) -> dict[str, object]:
-    """Return template options for a thinking budget and a reasoning effort; the client's `own`
-    options override these. Raises FieldError for an option that a client must not set."""
+    """Return template options for a thinking budget and a reasoning effort, and the client's `own`
+    options, which take precedence. Raises FieldError for an option that a client must not set."""
     options: dict[str, object] = {}
     if thinking_tokens is not None:
         options["enable_thinking"] = thinking_tokens > 0

@@ -126,7 +126,7 @@ def _data(found: Embedded, as_text: Callable[[Vector], str]) -> Iterator[str]:
 
 
 def as_numbers(vector: Vector) -> str:
-    """Return `vector` as a JSON list. Other threads run between two calls."""
+    """Return one vector as a JSON list; other threads can run between the calls."""
     return json.dumps(vector.tolist())
 
 

@@ -151,8 +151,8 @@ def without_elements(known: Mapping[str, object]) -> dict[str, object]:
 
 
 def constraint_of(known: Mapping[str, object]) -> AnswerFormat | None:
-    """Return the form of an answer that one of vLLM's fields requires; None without such a field.
-    Raises FieldError for an invalid constraint, and for several constraints."""
+    """Return the form of an answer that one of vLLM's fields requires; None if the body has no such
+    field. Raises FieldError for an invalid constraint, and for several constraints."""
     given = {f"guided_{kind}": kind for kind in _FORMS}
     found = {name: (kind, known[name]) for name, kind in given.items() if name in known}
     if _STRUCTURED in known:
@@ -336,8 +336,8 @@ class StreamOptions:
 
 
 def stream_options(body: Mapping[str, object], *, force_usage: bool) -> StreamOptions:
-    """Return the stream options in a body with validated types. With `force_usage`, the stream ends
-    with a usage chunk. Raises FieldError for stream options without a stream."""
+    """Validate and return the stream options of a body. With `force_usage`, the stream ends with a
+    usage chunk. Raises FieldError if the body has stream options but no stream."""
     stream = body.get("stream") is True
     value = body.get("stream_options")
     if value is None:

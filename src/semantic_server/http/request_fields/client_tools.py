@@ -1,6 +1,6 @@
-"""Client tools other than functions, which the model sees as functions, and their calls. A custom
-tool is a function of one text, `input`. The API defines all other tools of this kind. Knows the
-forms of tools and of calls, neither requests nor replies."""
+"""Client tools that are not functions, and the calls of these tools. The model sees each tool as a
+function. A custom tool has one argument, the text `input`; a vendor's API defines the other tools.
+Knows the forms of tools and of calls, neither requests nor replies."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _size(data: str) -> str:
 
 
 def _described(head: bytes) -> str:
-    """Return a text like `1024 x 768 PNG`, the format without an unknown size, or "" if unknown."""
+    """Return size and format, as in `1024 x 768 PNG`; only the parts that `head` shows."""
     name = next((name for magic, name in _FORMATS.items() if head.startswith(magic)), "")
     if not name or (name == "WebP" and head[8:12] != b"WEBP"):
         return ""

@@ -1,8 +1,8 @@
-"""Field tables: the fields that an API supports, ignores or refuses, and checks of JSON values.
-Refuses a field outside the tables if its name resembles a known field, and logs any other unknown
-field once. All APIs share the fields of other servers and the field `semantic`. Members of
-`semantic` may also be headers: `X-Semantic-` with the member's name. Knows names, JSON types and
-neutral values, not the meaning of a field."""
+"""Tables of the fields that an API supports, ignores or refuses; and checks of JSON values. Refuses
+a field outside the tables if its name resembles a known field, and logs any other unknown field
+once. All APIs share the fields of other servers and the field `semantic`. Members of `semantic` may
+also be headers: `X-Semantic-` with the member's name. Knows names, JSON types and neutral values,
+not the meaning of a field."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def text_at(path: str, value: object) -> str:
 
 
 def name_at(path: str, given: Mapping[str, object]) -> str:
-    """Return the name in the object `given` at `path`. Raises FieldError without a name."""
+    """Return the name in the object `given` at `path`. Raises FieldError for a missing name."""
     name = text_at(f"{path}.name", given.get("name"))
     if not name:
         raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")

@@ -280,7 +280,7 @@ class ClientCallItem:
         return [_added(call.index, begun), *events, _done(call.index, item)]
 
     def as_object(self, status: Status) -> Json:
-        """Return the item so far; a function call if the arguments do not fit the tool's form."""
+        """Return the item so far; a function call for arguments that do not fit the tool's form."""
         item = self.call.as_object(status)
         arguments = str(item["arguments"])
         if self.kind == CUSTOM:

@@ -108,7 +108,7 @@ RESPONSE_FIELDS: Final[dict[str, Field]] = {
     "client_metadata": IGNORED,
     "min_tokens": Field("this server cannot enforce a minimum of tokens", (0,)),
 }
-"""`max_tool_calls` and `image` concern hosted tools and image inputs, which this server lacks."""
+"""Body fields. This server lacks hosted tools (`max_tool_calls`) and image inputs (`image`)."""
 
 REASONING_FIELDS: Final[dict[str, Field]] = {
     "context": Field("the model's template decides which thoughts stay", ("auto",)),
@@ -118,7 +118,7 @@ REASONING_FIELDS: Final[dict[str, Field]] = {
     "mode": Field("this server has one mode only", ("standard",)),
     "summary": IGNORED,
 }
-"""Replies have verbatim reasoning, even if a client wants summaries. OpenAI has no `max_tokens`."""
+"""Members of `reasoning`. Replies have the reasoning verbatim. OpenAI has no `max_tokens`."""
 
 TEXT_FIELDS: Final[dict[str, Field]] = {
     "format": SUPPORTED,
@@ -129,7 +129,7 @@ CACHE_OPTION_FIELDS: Final[dict[str, Field]] = {
     **ignored("comparison_response_id mode ttl"),
     "prewarm": Field("this server computes no prompt without an answer", (False,)),
 }
-"""The server caches every prompt within the quota, so there is nothing to switch on."""
+"""Members of `prompt_cache_options`. The server caches every prompt within the quota anyway."""
 
 STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
     "include_obfuscation": Field("this server does not obfuscate events", (False,))

@@ -109,8 +109,8 @@ class ToolSet:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A function; `path` is where the request names the function. `reply_tool` is the reply's tool
-    with this function; of a namespace, only the first function has a `reply_tool`."""
+    """A function; `path` is its place in the request. `reply_tool` is the tool in the reply that
+    has this function. In a namespace, only the first function has a `reply_tool`."""
 
     path: str
     name: FunctionName
