@@ -1,5 +1,5 @@
-"""Composition root of a server: the engine on its own thread, and the application on top of it.
-Builds the objects that HTTP calls; `bootstrap` builds only the engine. Knows nothing about APIs."""
+"""Composition root of a server: builds the engine on its own thread, and the objects that HTTP
+calls. See `composition` for who builds what. Knows nothing about APIs."""
 
 from __future__ import annotations
 
@@ -211,15 +211,9 @@ async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) ->
         return load_embedder(find_folder(model))
 
     embedder, details = await asyncio.wrap_future(loop.call(load))
-    aliases = {model_name(model), model, DEFAULT_NAME} - {*names}
-    known = EmbeddingModel(
-        names,
-        embedder.dimensions,
-        embedder.max_tokens,
-        int(time.time()),
-        frozenset(aliases),
-        details,
-    )
+    aliases = frozenset({model_name(model), model, DEFAULT_NAME} - {*names})
+    dimensions, most, made = embedder.dimensions, embedder.max_tokens, int(time.time())
+    known = EmbeddingModel(names, dimensions, most, made, aliases, details)
     workers, turns = FairThreads(2, "encode"), FairThreads(2, "embed")
     return Embeddings(known, embedder, loop.call, workers, turns)
 
@@ -268,9 +262,11 @@ def _build_serving(
     served = _served_model(settings, model, chat_format, folder, limit, sampling)
     chat_format.tell(logger)
     _warn_of_differences(app, together=model.together)
-    given = turns or _own_turns(app, settings)
+    if turns is None:
+        log_tenants(app.store.secret, settings.tenants)
+    kept = turns or open_turns(app.settings, logger.warning)
     replay = Replay(
-        chat_format, given, _namespace(app), tokenizer.eos_token_ids, is_owner=turns is None
+        chat_format, kept, _namespace(app), tokenizer.eos_token_ids, is_owner=turns is None
     )
     preparation = Preparation(
         tokenizer,
@@ -343,11 +339,6 @@ def _warn_of_differences(app: App, *, together: bool) -> None:
         logger.warning(_ONE_BY_ONE)
     if app.spec.reusable_tokens is not None:
         logger.warning(_REUSABLE, app.spec.reusable_tokens)
-
-
-def _own_turns(app: App, settings: ServeSettings) -> TurnsPort:
-    log_tenants(app.store.secret, settings.tenants)
-    return open_turns(app.settings, logger.warning)
 
 
 def _namespace(app: App) -> bytes:
