@@ -245,9 +245,9 @@ def fleet_secret(settings: Settings) -> bytes | None:
 
 
 def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskResponsesPort:
-    """Return the store of responses: in the store's folder or in memory, plus a fleet's object
-    store. Raises the same errors as `shared_store`. The first use opens the file; the block store
-    must be open before. If the file fails, calls `warn` and keeps responses in memory."""
+    """Return the store of responses: a file in the block store's folder, or memory, and a
+    fleet's object store. Raises the same errors as `shared_store`. The first use opens the file:
+    open the block store before. If the file fails, calls `warn` and keeps responses in memory."""
     from semantic.adapters.stores.conversations import FallbackResponses, SqliteResponses
     from semantic.application.chat.memory_responses import MemoryResponses
 

@@ -208,7 +208,7 @@ def label(name: str) -> str:
 
 
 def _answer(before: Parts, now: Parts) -> Difference | None:
-    """Return how the answer to `before` differs in `now`; None if `now` lacks the answer."""
+    """Return how `now` changes the answer to `before`; None if `now` lacks the answer."""
     at = before.n_messages
     if at >= len(now.messages):
         return None

@@ -114,7 +114,7 @@ class UseLog:
             return name in self._depths
 
     def add(self, name: int, depth: int) -> None:
-        """Record a use of `name`. In one log, the janitor evicts the deepest objects first."""
+        """Record a use of `name`. Within a log, the janitor evicts objects by falling `depth`."""
         with self._lock:
             if len(self._depths) < _MOST_USES:
                 self._depths[name] = max(depth, self._depths.get(name, 0))

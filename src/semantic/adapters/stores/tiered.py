@@ -21,7 +21,7 @@ from semantic.ports.store import StorePort
 
 class TieredStore:
     """Reads blocks from `warm`, or from `cold` if `warm` lacks them, directly into the targets. A
-    read copies no block to `warm`, because restored sequences put their blocks again.
+    read copies no block to `warm`: the engine saves the blocks of restored sequences again.
 
     Methods without a docstring: see `CacheStorePort`.
     """

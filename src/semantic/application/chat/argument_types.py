@@ -157,7 +157,7 @@ def _json_of(text: str, kinds: Kinds) -> str | None:
 
 
 def _loaded(text: str) -> Iterator[tuple[object, str]]:
-    """Yield the value of a JSON text, and JSON for the value: `text` if all clients can read it."""
+    """Yield the value of `text`, and JSON that all clients can read: `text` itself if possible."""
     try:
         value = json.loads(text, strict=False, parse_constant=refuse_constant)
         written = portable_json(value)

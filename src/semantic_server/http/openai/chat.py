@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: turns the body into one engine request per choice, and answers into
+"""POST /v1/chat/completions: makes one engine request per choice, and turns each answer into
 deltas. Validates every field before generating. A message is the sum of the deltas in a stream's
 chunks, so stream and message agree. Knows neither ids nor server-sent events."""
 

@@ -303,7 +303,7 @@ def _has_nested_field(text: str) -> bool:
 
 
 def _check_numbers(called: object, given: Iterable[object]) -> None:
-    """Refuse large numbers that may be a width or a count; a format may print large numbers."""
+    """Refuse large numbers that may be a width or a count. A format only prints numbers."""
     too_large = any(isinstance(one, int) and abs(one) > _LARGEST_NUMBER for one in given)
     if too_large and _name(called) not in _FORMATS:
         raise TemplateLimitError("the chat template calls a function with too large a number")

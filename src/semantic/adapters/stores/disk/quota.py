@@ -382,7 +382,7 @@ def _decoded(data: bytes) -> _Written:
             found = _Written(_date(since), _count(total))
             return replace(found, days={_date(day): _count(n) for day, n in days.items()})
         case _:
-            raise ValueError("expected since, total and days")
+            raise ValueError("expected the fields since, total and days")
 
 
 def _date(text: str) -> str:

@@ -104,7 +104,7 @@ class DiskStore:
 
         `max_bytes` is the quota, or a function that computes the quota from the bytes that the
         folder already takes. With `durable`, a saved agent survives power loss. Without `durable`,
-        an agent survives only the end of the process, and a torn file counts as missing. A `secret`
+        an agent survives a kill, and a file that power loss tears counts as missing. A `secret`
         replaces the folder's own secret, whose file stays; the store then finds no entries written
         under the folder's secret. `writes` limits the bytes written per day. `observer` learns of
         the blocks that this process stores and removes, not of other processes' blocks.

@@ -418,7 +418,7 @@ class RaggedBatch(Generic[Row]):
     def keys_and_values(self) -> tuple[RaggedKeys, RaggedArray]:
         """Return the result of the last `update_and_fetch`, for layers that share a cache."""
         if self._fetched is None:
-            raise ValueError("no tokens appended since rows came or went")
+            raise ValueError("no tokens appended since the batch's rows changed")
         return self._fetched
 
     @property
