@@ -111,7 +111,7 @@ def test_names_that_the_hub_gives_are_no_paths_out_of_the_cache(
     pull()
     hub.said[WEIGHTS] = said
     for _ in range(2):
-        with pytest.raises(OperatorError, match="hashes in hexadecimal; use another hub"):
+        with pytest.raises(OperatorError, match="hexadecimal hashes; use another hub"):
             download.drop_damaged(look_up("org/tiny", PATTERNS))
     assert precious.read_bytes() == b"of a user"
     hub.said.clear()

@@ -319,7 +319,7 @@ class SharedFolder:
         self._path = path
         if not path.is_dir():
             raise InvalidRequestError(
-                f"remote_store: folder {path} does not exist; mount or create it"
+                f"remote_store: {path} is not a folder; mount or create it"
             )
         real = path.resolve()
         self._mount = next(one for one in (real, *real.parents) if os.path.ismount(one))

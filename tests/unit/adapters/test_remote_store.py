@@ -818,7 +818,7 @@ def test_a_folder_that_is_not_there_is_refused_and_not_made(
         (tmp_path / "bucket").touch()
     for opens in (shared_store, require_objects):
         with pytest.raises(
-            InvalidRequestError, match=r"remote_store: .*bucket does not exist: mount it"
+            InvalidRequestError, match=r"remote_store: .*bucket is not a folder; mount"
         ):
             opens(fleet)
     assert not (tmp_path / "bucket").is_dir()
