@@ -318,9 +318,7 @@ class SharedFolder:
         """Raise InvalidRequestError if the folder does not exist."""
         self._path = path
         if not path.is_dir():
-            raise InvalidRequestError(
-                f"remote_store: {path} is not a folder; mount or create it"
-            )
+            raise InvalidRequestError(f"remote_store: {path} is not a folder; mount or create it")
         real = path.resolve()
         self._mount = next(one for one in (real, *real.parents) if os.path.ismount(one))
 
