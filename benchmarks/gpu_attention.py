@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +31,7 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import (
 )
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.value_objects import BLOCK_TOKENS
+from tests.support.one_batch import beside_others
 
 QUESTION = "Does a row's attention depend on the rows beside it, and how long does it take?"
 CRITERION = "all rows of random batches have the bits that they have alone"
@@ -94,9 +94,7 @@ class Attention:
         return made
 
     def attend(self, q: mx.array, k: mx.array, metadata: BatchMetadata, layer: int = 0) -> mx.array:
-        return self.kernels.attend(
-            DecodeStep(q, k, k, metadata, 0, 0, layer, 0.1, None, None, rope=None)
-        )
+        return self.kernels.attend(DecodeStep(q, k, k, metadata, 0, 0, layer, 0.1, None, None))
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -143,26 +141,18 @@ def bits(attention: Attention) -> list[bool]:
     """Return, for each row of random batches, whether it has the bits that it has alone."""
     pool = attention.pool
     pool.data = mx.random.normal(pool.data.shape, attention.kind.shape.dtype)
-    lengths = LENGTHS
-    rows, (q, k) = attention.rows(lengths), attention.inputs(len(lengths))
+    rows, (q, k) = attention.rows(LENGTHS), attention.inputs(len(LENGTHS))
 
     def attended(chosen: Sequence[int]) -> list[mx.array]:
         metadata = BatchMetadata(
-            tuple(rows[i] for i in chosen), tuple(lengths[i] - 1 for i in chosen)
+            tuple(rows[i] for i in chosen), tuple(LENGTHS[i] - 1 for i in chosen)
         )
         mine = [mx.concatenate([one[i : i + 1] for i in chosen]) for one in (q, k)]
         out = attention.attend(mine[0], mine[1], metadata)
         mx.eval(out)
         return [out[number] for number in range(len(chosen))]
 
-    alone = [attended([i])[0] for i in range(len(lengths))]
-    draw = random.Random(0)
-    found: list[bool] = []
-    for _ in range(DRAWS):
-        chosen = draw.sample(range(len(lengths)), draw.randint(2, len(lengths)))
-        for i, out in zip(chosen, attended(chosen), strict=True):
-            found.append(bool(mx.array_equal(out, alone[i]).item()))
-    return found
+    return [same for _, _, same in beside_others(len(LENGTHS), DRAWS, attended)]
 
 
 def microseconds(attention: Attention, lengths: Sequence[int]) -> list[float]:

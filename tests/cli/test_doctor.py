@@ -103,7 +103,7 @@ def test_sizes_that_nothing_can_have_are_refused_or_said(
     found = doctor.check_model(Settings(use_disk=True, store=tmp_path, disk_bytes=1000))
     assert all(one.verdict == "ok" for one in found)
     [said] = caplog.messages
-    assert re.fullmatch(r"disk_bytes: .* one has .* bytes, the limit is 1000", said)
+    assert re.fullmatch(r"disk_bytes: the disk keeps no block .* bytes, the limit is 1000", said)
 
 
 def test_weights_that_are_ignored_are_named(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_a_model_is_known_fetched_used_and_deleted(hub: Hub) -> None:
 
     asked = error("models", "rm", "org/tiny")
     assert "cannot ask: delete" in asked
+    assert "Add --yes" in asked
     assert names() == ["semantic-tiny", "org/tiny"]
     assert answer("rm", "org/tiny", "--yes")["freed_bytes"] == before["bytes"]
     assert names() == ["semantic-tiny"]

@@ -1160,7 +1160,7 @@ def test_a_load_begins_where_the_sequence_ends(subject: Subject, start: int, sto
 @only("fake full", "fake windows", "mlx llama", "mlx gemma3")
 def test_a_load_needs_room(subject: Subject) -> None:
     sequence = subject.backend.open(512)
-    with pytest.raises(BackendError, match="cannot load"):
+    with pytest.raises(BackendError, match=r"cannot load .* tokens into"):
         subject.backend.loading(sequence, Part.FULL, 0, 513)
 
 

@@ -46,7 +46,7 @@ from semantic.domain.value_objects import (
     SequenceId,
 )
 from tests.support.lanes import THOROUGH
-from tests.support.one_batch import said_by, same_bits
+from tests.support.one_batch import beside_others, said_by, same_bits
 from tests.support.reference import logit_gap
 from tests.support.tiny_models import VOCAB, randomize
 
@@ -428,12 +428,8 @@ def test_a_row_has_the_same_bits_alone_and_beside_rows_of_any_lengths(
         mx.eval(out)
         return [out[i] for i in range(len(rows))]
 
-    alone = [attended([row])[0] for row in range(n)]
-    draw = random.Random(0)
-    for _ in range(20):
-        rows = draw.sample(range(n), draw.randint(2, n))
-        for row, out in zip(rows, attended(rows), strict=True):
-            assert mx.array_equal(out, alone[row]), f"{which}: {case}, {lengths[row]} in {rows}"
+    for row, rows, same in beside_others(n, 20, attended):
+        assert same, f"{which}: {case}, {lengths[row]} in {rows}"
 
 
 @pytest.mark.parametrize("case", [CASES[4], CASES[3], CASES[7]], ids=str)

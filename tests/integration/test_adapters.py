@@ -382,16 +382,34 @@ def lora(config: dict[str, object]) -> dict[str, object]:
 CONFIGS: dict[str, tuple[Callable[[dict[str, object]], object], str]] = {
     "rank": (lambda one: lora(one).update(rank=8), r"28 of 28 arrays differ; .*: expected the"),
     "huge rank": (lambda one: lora(one).update(rank=2**40), "does not fit the model"),
-    "no rank": (lambda one: lora(one).pop("rank"), "rank to be at least 1"),
-    "text": (lambda one: lora(one).update(scale="20"), "scale to be finite.* got '20'"),
-    "NaN": (lambda one: lora(one).update(scale=float("nan")), "scale to be finite"),
-    "too large": (lambda one: lora(one).update(scale=10**400), "scale to be finite"),
-    "dropout": (lambda one: lora(one).update(dropout=2), "dropout to be below 1"),
-    "keys": (lambda one: lora(one).update(keys=[1]), "keys to be names of layers"),
+    "no rank": (
+        lambda one: lora(one).pop("rank"),
+        "expected lora_parameters.rank to be at least 1",
+    ),
+    "text": (
+        lambda one: lora(one).update(scale="20"),
+        "expected lora_parameters.scale to be finite, got '20'",
+    ),
+    "NaN": (
+        lambda one: lora(one).update(scale=float("nan")),
+        "expected lora_parameters.scale to be finite",
+    ),
+    "too large": (
+        lambda one: lora(one).update(scale=10**400),
+        "expected lora_parameters.scale to be finite",
+    ),
+    "dropout": (
+        lambda one: lora(one).update(dropout=2),
+        "expected lora_parameters.dropout to be below 1",
+    ),
+    "keys": (
+        lambda one: lora(one).update(keys=[1]),
+        "expected lora_parameters.keys to be names of layers",
+    ),
     "fewer keys": (lambda one: lora(one).update(keys=["mlp.up_proj"]), "24 of 28 .* got the shape"),
     "no layers": (lambda one: one.pop("num_layers"), "expected num_layers"),
     "parameters": (lambda one: one.update(lora_parameters=3), "expected lora_parameters"),
-    "kind": (lambda one: one.update(fine_tune_type="ia3"), "expected fine_tune_type to be"),
+    "kind": (lambda one: one.update(fine_tune_type="ia3"), "to be lora, dora or full, got"),
     "DoRA": (lambda one: one.update(fine_tune_type="dora"), "14 of 42 .*m: expected the shape .*"),
     "full": (lambda one: one.update(fine_tune_type="full"), "28 of 28 .*expected none, got the"),
 }

@@ -6,7 +6,10 @@ alone; knows no engine.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import mlx.core as mx
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.domain.value_objects import SampledToken, SamplingParams, SequenceId, whole_blocks
@@ -55,3 +58,16 @@ def said_by(
 def same_bits(mine: Sequence[SampledToken], others: Sequence[SampledToken]) -> list[bool]:
     """Of each token whether it is the other and has the very same log-probabilities."""
     return [(a.token, a.logprob) == (b.token, b.logprob) for a, b in zip(mine, others, strict=True)]
+
+
+def beside_others(
+    n: int, draws: int, attended: Callable[[Sequence[int]], Sequence[mx.array]]
+) -> Iterator[tuple[int, list[int], bool]]:
+    """Of `n` rows, `draws` random batches: each row, its batch, and whether `attended` gives it the
+    bits that it gives it alone."""
+    alone = [attended([row])[0] for row in range(n)]
+    draw = random.Random(0)
+    for _ in range(draws):
+        rows = draw.sample(range(n), draw.randint(2, n))
+        for row, out in zip(rows, attended(rows), strict=True):
+            yield row, rows, bool(mx.array_equal(out, alone[row]).item())

@@ -226,7 +226,7 @@ def _in_bodies(change: Callable[[list[dict[str, object]]], None]) -> Callable[..
     [
         (_set("format", "else"), "format must be 'semantic-agent', got 'else'"),
         (_set("version", 2), "version must be 1, got 2"),
-        (_set("version", "1"), "got '1'"),
+        (_set("version", "1"), "version must be 1, got '1'"),
         (_set("version", True), "version"),
         (_set("namespace", "ff"), "namespace must be 64 hexadecimal digits"),
         (_set("namespace", "zz" * 32), "namespace must be 64 hexadecimal digits"),
@@ -303,7 +303,8 @@ def test_a_link_a_folder_or_a_pipe_is_no_file(exported: AgentFiles, which: str) 
 
 
 @pytest.mark.parametrize(
-    ("n_bytes", "complaint"), [(6000, "quota of 6000"), (15_000, "cannot store block")]
+    ("n_bytes", "complaint"),
+    [(6000, "quota of 6000"), (15_000, "the store's quota or its disk is full")],
 )
 def test_a_store_without_room_is_a_matter_of_capacity(
     exported: AgentFiles, n_bytes: int, complaint: str

@@ -44,7 +44,7 @@ def test_only_so_many_may_wait() -> None:
     of = admission(FakeClock())
     for name in "abc":
         of.enter(name, 1)
-    assert "at most 3 requests" in str(refusal(of))
+    assert "the queue is full: it holds at most 3 requests" in str(refusal(of))
     assert (of.waiting, of.n_bytes) == (3, 3 * BLOCK)
     of.leave("b")
     of.enter("d", 1)

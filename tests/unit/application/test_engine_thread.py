@@ -135,7 +135,9 @@ def test_a_full_queue_says_when_to_come_again() -> None:
     with running(Life(limits=QueueLimits(max_waiting=3))) as life:
         with life.held():
             all_heard = [life.ask(f"agent {i}", seed=i)[1] for i in range(3)]
-            with pytest.raises(OverloadedError, match="at most 3 requests") as raised:
+            with pytest.raises(
+                OverloadedError, match="the queue is full: it holds at most 3 requests"
+            ) as raised:
                 life.ask("one too many")
             assert 1 <= raised.value.retry_after <= 60
             assert life.thread.figures.queued == life.thread.figures.inbox == 3

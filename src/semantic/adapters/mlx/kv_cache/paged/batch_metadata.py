@@ -25,7 +25,7 @@ SHORTEST = 2 * BLOCK_TOKENS
 """The fewest tokens in a split: a multiple of the tiles of four warps."""
 
 MOST_SPLITS = 64
-"""The most splits of one row: what the kernels can combine."""
+"""The most splits of one row. The kernels can combine 128."""
 
 _OVERHEAD = 192
 """Fixed cost of a thread group, as the number of tokens that it could read in that time."""
@@ -80,7 +80,7 @@ class SplitPlan:
 
 def split_for(row: RowPages) -> int:
     """Return the tokens per split of `row`, which depend only on the row's position and window:
-    splits decide rounding. Long rows get long splits: kernels combine at most `MOST_SPLITS`."""
+    splits decide rounding. Long rows get long splits, so that a row has at most `MOST_SPLITS`."""
     split, first = SHORTEST, row.first
     while row.position // split - first // split >= MOST_SPLITS:
         split *= 2
