@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import cast
 
 import pytest
@@ -207,4 +208,17 @@ def test_a_pattern_that_backtracks_refuses_a_text_and_ends(
 def test_long_runs_are_tokenized_by_tokenizers_that_take_time_by_their_length() -> None:
     tokenizer = _byte_level()
     for text in (" " * 60_000 + "a", "a" * 60_000, "\n" * 60_000 + "b", "日" * 20_000):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("n_pauses", [1, 2, 3])
+def test_a_pause_while_it_measures_refuses_no_text(n_pauses: int) -> None:
+    """A garbage collection of a large process takes as long as a slow tokenizer."""
+    seconds = chain.from_iterable([(0.0, 0.5, 0.0, 0.001)] * n_pauses)
+    tokenizer = MLXTokenizer(_byte_level().inner, lambda: next(seconds, 0.0))
+    text = "a" * 60_000
+    if n_pauses == 3:
+        with pytest.raises(InvalidRequestError, match=SQUARE):
+            tokenizer.encode(text)
+    else:
         assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -92,6 +92,8 @@ _SQUARE: Final = 8
 """If a run four times as long takes more than this many times as long, the time counts as growing
 with the square of the length. Exact growth with the square would give a factor of 16."""
 _MOST_SECONDS: Final = 1.0
+_MEASUREMENTS: Final = 3
+"""A text is refused only if this many measurements agree: a garbage collection slows one."""
 
 NO_TEMPLATE = "this model has no chat template; send a plain prompt"
 
@@ -131,8 +133,10 @@ class MLXTokenizer:
     tokenizer's state and therefore holds a lock. Decoding changes nothing and never blocks, because
     the engine decodes every token."""
 
-    def __init__(self, inner: HuggingFaceTokenizer) -> None:
-        self.inner = inner
+    def __init__(
+        self, inner: HuggingFaceTokenizer, clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        self.inner, self._clock = inner, clock
         self.eos_token_ids = frozenset(inner.eos_token_ids)
         self._encoding = threading.Lock()
         self._decode = plain_decode(inner.decode)
@@ -177,18 +181,23 @@ class MLXTokenizer:
         at, n = run.start(), run.end() - run.start()
         if n <= _LONG_RUN:
             return
-        parts = (text[at : at + length] + _OTHER for length in (_LONG_RUN // 4, _LONG_RUN))
-        short, long = map(self._seconds, parts)
-        if long > _SQUARE * short and long * (n / _LONG_RUN) ** 2 > _MOST_SECONDS:
+        short, long = (text[at : at + size] + _OTHER for size in (_LONG_RUN // 4, _LONG_RUN))
+        if all(self._is_slow(short, long, n) for _ in range(_MEASUREMENTS)):
             raise InvalidRequestError(
                 f"cannot tokenize {n} characters of one kind in a row: this model's tokenizer "
                 "takes time proportional to the square of their number; split them up"
             )
 
+    def _is_slow(self, short: str, long: str, n: int) -> bool:
+        """Measure whether a run of `n` characters would take too long."""
+        slow = self._seconds(long)
+        expected = slow * (n / _LONG_RUN) ** 2
+        return expected > _MOST_SECONDS and slow > _SQUARE * self._seconds(short)
+
     def _seconds(self, text: str) -> float:
-        began = time.thread_time()
+        began = self._clock()
         self.inner.encode(text)
-        return time.thread_time() - began
+        return self._clock() - began
 
     def encode_rendered(self, text: str) -> list[int]:
         """Return the tokens of a template's output, which already contains its special tokens."""
