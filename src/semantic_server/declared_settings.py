@@ -1,6 +1,5 @@
-"""Every setting of a server, declared once: its type, bounds, default and help text. The command
-line, the settings file, the environment and `config show` all use these declarations. Reads no
-values. Imports neither pydantic nor typer, because `semantic --help` must be instant."""
+"""Every setting of a server: its type, bounds, default and help text. Imports neither pydantic nor
+typer, so `semantic --help` is instant."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from semantic.composition.engine_settings import (
 Texts = tuple[str, ...]
 Paths = tuple[Path, ...]
 Keys = tuple[object, ...]
-"""The type of API keys: texts on the command line, secrets in the server's settings."""
+"""The type of API keys."""
 Port = Annotated[int, Ge(0), Le(65_535)]
 Seconds = Annotated[float, Gt(0), Le(86_400)]
 Count = Annotated[int, Ge(1)]
@@ -55,8 +54,8 @@ _LOG: Final = "Log"
 
 @dataclass(init=False, repr=False, eq=False)
 class DeclaredSettings:
-    """The settings in the order of the help. Sizes are in the unit that the name gives (GiB, MiB or
-    KiB), times in seconds. Sampling defaults to the model's own configuration."""
+    """All settings, in the order of the help. Sizes are in the unit that the name gives, times in
+    seconds."""
 
     host: Annotated[str, Flag(_ADDRESS, "Address to listen on. Default: 127.0.0.1.")] = "127.0.0.1"
     port: Annotated[Port, Flag(_ADDRESS, "Port; 0 takes a free one. Default: 8000.")] = 8000

@@ -1,6 +1,4 @@
-"""`semantic serve` as a service of the user: with systemd on Linux, with launchd on macOS. Writes
-the service's file atomically, and leaves other programs' files alone. Knows units, property lists
-and the managers' own commands, but no setting of the server."""
+"""Runs `semantic serve` as a service of the user: with systemd on Linux, with launchd on macOS."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from semantic.domain.errors import InvalidRequestError, OperatorError
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The program to run. The manager kills the program `stop_seconds` after a request to stop."""
+    """The program to run. The manager kills it `stop_seconds` after a request to stop."""
 
     command: tuple[str, ...]
     stop_seconds: int
@@ -29,8 +27,8 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """The state of this program's service. `log` and `starts_with` are texts for the user: a
-    command that shows the log, and an event that starts the service."""
+    """The state of this program's service. `log` is a command that shows the log, `starts_with` an
+    event that starts the service."""
 
     file: Path
     installed: bool
@@ -46,15 +44,14 @@ class ServicePort(Protocol):
         """Return the service file's text. Raises InvalidRequestError for control characters."""
 
     def install(self, service: Service) -> bool:
-        """Write the file and start the service; return whether the file changed.
+        """Write the file and start the service; return True if the file changed.
 
-        Restarts a running service whose file changed. Replaces the file atomically. Raises
-        OperatorError if the file is another program's, if the write fails, and if the manager does
-        not start the service.
+        Restarts a running service whose file changed. Raises OperatorError if the file belongs to
+        another program, or if the write or the start fails.
         """
 
     def uninstall(self) -> bool:
-        """Stop the service and remove the file; return whether the file existed. Raises the same
+        """Stop the service and remove the file; return True if the file existed. Raises the same
         errors as `install`."""
 
     def state(self) -> ServiceState:
@@ -63,7 +60,7 @@ class ServicePort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A finished command: exit code, and stripped output on stdout and stderr."""
+    """A finished command: exit code, stdout and stderr."""
 
     code: int
     printed: str
@@ -89,10 +86,10 @@ class HostPort(Protocol):
         """The folder of the user's settings."""
 
     def run(self, command: Sequence[str]) -> Ended:
-        """Run a program until it ends; a missing program yields exit code 127."""
+        """Run a program until it ends. A missing program yields exit code 127."""
 
     def pause(self) -> None:
-        """Wait for a moment between two looks at the manager's state."""
+        """Wait for a moment."""
 
 
 _NOT_FOUND = 127
@@ -141,11 +138,11 @@ class Host:
 
 
 MARK: Final = "Written by `semantic service install`; `semantic service uninstall` removes it."
-"""Text in every file that this module writes; a file without it belongs to another program."""
+"""Text in every file that this module writes. A file without it belongs to another program."""
 
 
 def read_file(path: Path) -> str | None:
-    """Return the text of this program's file; None if the file is missing. Raises OperatorError for
+    """Return the text of this program's file, or None without a file. Raises OperatorError for
     another program's file."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -161,7 +158,7 @@ def read_file(path: Path) -> str | None:
 
 
 def write_file(path: Path, text: str) -> bool:
-    """Write `text` at `path` atomically; return whether the file changed. Raises OperatorError for
+    """Write `text` at `path` atomically; return True if the file changed. Raises OperatorError for
     a failed write and for another program's file."""
     if read_file(path) == text:
         return False
@@ -184,7 +181,7 @@ def write_file(path: Path, text: str) -> bool:
 
 
 def remove_file(path: Path) -> bool:
-    """Remove this program's file; return whether it existed. Raises OperatorError if that fails."""
+    """Remove this program's file; return True if it existed. Raises OperatorError if that fails."""
     if read_file(path) is None:
         return False
     try:
@@ -283,7 +280,7 @@ def _systemctl(host: HostPort, *arguments: str) -> Ended:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word of a command for a line of a unit, so that systemd expands nothing."""
+    """Quote a word for a unit's file, so that systemd expands nothing."""
     for special, plain in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         word = word.replace(special, plain)
     return f'"{word}"'
@@ -292,9 +289,9 @@ def _quoted(word: str) -> str:
 _LABEL: Final = "semantic-engine.serve"
 _END_OF_HEAD: Final = "<plist version"
 _BETWEEN_STARTS: Final = 30
-"""Seconds between starts: launchd restarts a program even if restarting cannot fix the failure."""
+"""Seconds between starts: launchd restarts a failed program forever."""
 _MOST_PAUSES: Final = 600
-"""How many pauses to wait at most while a service stops and saves its agents."""
+"""Most pauses to wait for a service to stop."""
 
 
 class Launchd:

@@ -1,5 +1,4 @@
-"""`semantic launch`: starts a coding agent with a running server, without changing files.
---write only adds the server to the agent's settings; --show only prints that change."""
+"""`semantic launch`: starts a coding agent with a running server, without changing files."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from semantic_server.clients.config_file import Change, Plan
 
 _ENOUGH_CONTEXT = 32_768
-"""Context in tokens; agents fill most of a smaller context with their own prompts and tools."""
+"""Context in tokens; agents fill most of a smaller one with their own prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +115,6 @@ LAUNCH_COMMANDS: dict[str, Callable[..., None]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """A planned change of an agent's settings file, and whether the command wrote the change."""
-
     client: str
     server: RunningServer
     plan: Plan
@@ -160,8 +157,6 @@ class _Outcome:
 
 
 def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json: bool) -> bool:
-    """Return False if --write, --show or --json keeps the command from starting the agent. In this
-    case raises InvalidRequestError for any `arguments` of the agent."""
     if not (options.write or options.show or as_json):
         return True
     if arguments:
@@ -172,7 +167,6 @@ def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json:
 
 
 def _start(agent: CodingAgent, options: LaunchOptions, arguments: Sequence[str] | None) -> NoReturn:
-    """Replace this process with the agent's program. Raises OperatorError if that fails."""
     server = options.server()
     program = shutil.which(agent.name)
     if program is None:
@@ -233,7 +227,6 @@ def _diff(change: Change) -> Iterator[str]:
 
 
 def _dotted(path: Sequence[str]) -> str:
-    """Return a setting's path as TOML writes it: with quotes around each part that needs quotes."""
     plain = (part.replace("_", "").replace("-", "") for part in path)
     return ".".join(
         part if word.isascii() and word.isalnum() else json.dumps(part)

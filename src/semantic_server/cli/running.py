@@ -1,6 +1,4 @@
-"""`semantic models ps`, `load`, `unload`, `semantic memory` and `semantic agents export`, `import`:
-commands for the models, memory and agents of a running server. Export and import also work without
-a server, on this machine's store."""
+"""Commands for the models, memory and agents of a running server."""
 
 from __future__ import annotations
 
@@ -100,7 +98,7 @@ RUNNING_MODEL_COMMANDS: dict[str, Callable[..., None]] = {"ps": ps, "load": load
 
 
 def unloaded_when(pinned: bool, expires_in: float | None) -> str:
-    """Return a phrase that says when a model without further requests unloads."""
+    """Return a phrase that says when an idle model unloads."""
     if expires_in is not None:
         return f"in {show_seconds(expires_in)}"
     return "never" if pinned else "when needed"
@@ -174,7 +172,7 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """Options that choose a running server instead of the store on this machine's disk."""
+    """Options that name a running server."""
 
     server: Annotated[
         str | None,
@@ -196,8 +194,8 @@ class RemoteOptions:
     key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
 
     def address(self, store: StoreOptions, model_id: str | None = None) -> str | None:
-        """Return the server's address; None if the options choose the store. Raises
-        InvalidRequestError if the user mixes options for the server with options for the store."""
+        """Return the server's address, or None if the user named no server. Raises
+        InvalidRequestError if options contradict each other."""
         if self.server is None and self.model is not None:
             raise InvalidRequestError("--model requires --server")
         if self.server is not None and (store != StoreOptions() or model_id is not None):
@@ -233,7 +231,7 @@ def export_archive(
 def import_archive(
     url: str, key_variable: str, file: Path, name: str | None, owner: Owner
 ) -> tuple[str, Json]:
-    """Send a file from `export_archive` to a server; return a report as text and as JSON."""
+    """Send an agent's archive to a server; return a report as text and as JSON."""
     from semantic.adapters.exchange.transfer import open_file
     from semantic_server.clients import server_connection as agent_archives
 
@@ -380,7 +378,6 @@ def _destination(file: Path) -> Iterator[BinaryIO]:
 
 
 def _pieces(file: BinaryIO, n_bytes: int, advance: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield the first `n_bytes` of a file in pieces; pass each sent piece's size to `advance`."""
     while n_bytes and (piece := file.read(min(n_bytes, _PIECE_BYTES))):
         n_bytes -= len(piece)
         yield piece

@@ -1,5 +1,4 @@
-"""`semantic serve` and `semantic config show`: serves a model over HTTP, and shows the server's
-settings. Reads settings, opens the socket and runs the server. Knows no API."""
+"""`semantic serve` and `semantic config show`."""
 
 from __future__ import annotations
 
@@ -58,15 +57,14 @@ def with_flags(declared: type) -> Callable[[type[T]], type[T]]:
 
 
 def _as_flag(hint: object) -> object:
-    """Return a setting's type as a flag: optional, and without the setting's bounds."""
     declared, *_, flag = get_args(hint)
     given = _given(declared)
     return Annotated[given | None, option(flag)]
 
 
 def _given(declared: type) -> type | GenericAlias:
-    """Return the type of a flag's value: a list for a repeatable flag, a text if only the loading
-    of settings validates the value, else the declared type."""
+    """Return the type of a flag's value. It is a text if only loading the settings can validate
+    it."""
     origin, parts = get_origin(declared), get_args(declared)
     if origin is None:
         return str if declared is object else declared
@@ -78,11 +76,10 @@ def _given(declared: type) -> type | GenericAlias:
 @dataclass(frozen=True)
 @with_flags(DeclaredSettings)
 class ServeOptions:
-    """Every setting of a server as a flag, named like the flags of other servers. None means a
-    missing flag: then the environment, the file or the default decides, in this order."""
+    """Every setting of a server as a flag. None means that the flag is missing."""
 
     def given(self) -> dict[str, object]:
-        """Return the values of the flags on the command line, with the settings' names as keys."""
+        """Return the values of the flags on the command line, by setting."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -116,8 +113,8 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
 
 
 def follow_rank(settings: ServerSettings) -> bool:
-    """Compute for rank 0 until rank 0 ends, then return True. On rank 0, and without ranks, return
-    False at once. Raises InvalidRequestError for settings that work on only one device."""
+    """Compute for rank 0 until rank 0 ends, then return True. On rank 0, return False at once.
+    Raises InvalidRequestError for settings that work on only one device."""
     from semantic.bootstrap import follow_first
     from semantic_server.http.logs import configure_logs
 
@@ -174,11 +171,10 @@ _CHOSEN_LATER = {
     **dict.fromkeys(("temperature", "top_p", "top_k", "min_p"), _FROM_MODEL),
     "max_tokens": "up to the end of the context",
 }
-"""How the server chooses the values of unset settings when it starts."""
+"""The values that the server chooses for unset settings when it starts."""
 
 
 def _chosen(settings: ServerSettings) -> dict[str, object]:
-    """Return the values, as far as known now, that the server will choose for unset settings."""
     chosen: dict[str, object] = {}
     if not settings.served_model_name:
         chosen["served_model_name"] = list(served_names(settings))
@@ -197,8 +193,8 @@ CONFIG_COMMANDS: dict[str, Callable[..., None]] = {"show": show}
 async def load_model(
     settings: ServerSettings, store_unavailable: OnStoreUnavailable | None = None, sharing: int = 1
 ) -> RunnableServing:
-    """Load the models in `settings`, ready for requests; see `promised_of` for `sharing`. Raises
-    the same errors as `serve.load_serving` and `serve_models.load_models`."""
+    """Load the models in `settings`, ready for requests. Raises the same errors as
+    `serve.load_serving` and `serve_models.load_models`."""
     import asyncio
 
     from semantic.application.engine.step_loop import StepLoop
@@ -224,8 +220,8 @@ async def load_model(
 
 
 def promised_of(settings: ServerSettings, sharing: int = 1) -> Settings:
-    """Return the engine's settings with the memory limit of this process. The machine runs
-    `sharing` such processes. Raises the same errors as `promised`."""
+    """Return the engine's settings with the memory limit of this process. `sharing` processes share
+    the machine. Raises the same errors as `promised`."""
     others = map(model_of, (*settings.model[1:], *settings.allowed_models))
     embedding = settings.embedding_model
     return promised(
@@ -243,7 +239,6 @@ async def _load_answering(
     loop: StepLoop,
     reserved: int,
 ) -> RunnableServing:
-    """Load the models that generate text. Other models on `loop`'s thread take `reserved` bytes."""
     from semantic.serve import load_serving
 
     if not settings.has_managed_models:
@@ -271,7 +266,6 @@ async def _load_answering(
 
 
 def _of_model(first: ServeSettings, name: str) -> ServeSettings:
-    """Return the settings of the model called `name`; `first` has the first model's settings."""
     model = model_of(name)
     engine = replace(first.engine, model=model)
     parsers = replace(first.parsers, calls=None, reasoning=None)
@@ -279,7 +273,6 @@ def _of_model(first: ServeSettings, name: str) -> ServeSettings:
 
 
 def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings:
-    """Return the settings for requests and the first model; `engine` has that model's settings."""
     from semantic.application.chat.families import Parsers
     from semantic.application.engine.admission import QueueLimits
     from semantic.serve import ServeSettings
@@ -313,7 +306,7 @@ async def _load_and_remember(
 
 
 def remember(settings: ServerSettings) -> None:
-    """Save the names in --served-model-name as the model's aliases; print a notice on failure."""
+    """Save the configured names as aliases of the model; print a notice on failure."""
     try:
         remember_served(settings.model[0], settings.served_model_name)
     except SemanticError as error:
@@ -321,8 +314,7 @@ def remember(settings: ServerSettings) -> None:
 
 
 def served_names(settings: ServerSettings) -> tuple[str, ...]:
-    """Return the names that reach the model: the configured names, or else the model's own name and
-    the user's alias for the model."""
+    """Return the names that requests may use for the model."""
     return settings.served_model_name or own_names(model_of(settings.model[0]), settings.model[0])
 
 
@@ -351,9 +343,8 @@ def engine_settings(settings: ServerSettings) -> Settings:
 def run_server(
     settings: ServerSettings, load: Load, responses: ResponsesPort | None = None
 ) -> None:
-    """Serve until a signal arrives or loading the model fails. Without `responses`, stored
-    responses stay in memory. Raises InvalidRequestError if the address is not loopback and there
-    are no keys, OperatorError if binding the address fails, and the same errors as `load`."""
+    """Serve until a signal arrives or loading the model fails. Raises InvalidRequestError for a
+    public address without keys, OperatorError if binding fails, and the same errors as `load`."""
     from semantic_server.http.app import create_app
     from semantic_server.http.context import ServerContext
     from semantic_server.http.lifecycle import Lifecycle
@@ -405,12 +396,12 @@ def _print_ready(where: str, serving: RunnableServing) -> None:
 
 
 def notify_store_unavailable(error: StoreError) -> None:
-    """Call `print_store_unavailable`, ignoring a closed stderr."""
+    """Print a notice that the store is unavailable; ignore a closed stderr."""
     with suppress(OSError):
         print_store_unavailable(error)
 
 
 def _print_line(message: str) -> None:
-    """Print a notice. Ignores a closed stderr, so that the server goes on and saves its agents."""
+    """Print a notice. A closed stderr must not stop the server."""
     with suppress(OSError):
         print_notice(message)

@@ -1,5 +1,4 @@
-"""`semantic service`: installs `semantic serve` with the given flags as a service of the user.
-Knows the names of settings. A service runs in another folder, without this shell's variables."""
+"""`semantic service`: installs `semantic serve` as a service of the user."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from semantic_server.service_managers import HostPort, ServicePort, ServiceState
 
 _TO_SAVE_SECONDS = 120
-"""Seconds to save agents and write a store on a slow disk, after the answers have finished."""
+"""Seconds for the server to save its agents after the last answer."""
 _NOT_RUNNING = 1
 
 
@@ -95,8 +94,8 @@ def service_manager(host: HostPort | None = None) -> ServicePort:
 
 
 def require_known_to_the_service(loaded: LoadedSettings) -> None:
-    """Raise InvalidRequestError for a key on the command line: the service's file would contain the
-    key. Also raise for a setting in this shell's variables: the service would lack that setting."""
+    """Raise InvalidRequestError for a key on the command line, or a setting in this shell's
+    variables."""
     from semantic_server.http.settings import KEY_FILES
 
     for name, origin in loaded.origins.items():
@@ -130,7 +129,6 @@ def flags(options: ServeOptions, config: Path | None) -> Iterator[str]:
 
 
 def _flag(name: str, hint: object) -> str:
-    """Return a setting's flag: the flag in its declaration, else the setting's name as a flag."""
     (option,) = get_args(hint)[1:]
     declared = option.default
     return declared if isinstance(declared, str) else f"--{name.replace('_', '-')}"
@@ -140,8 +138,7 @@ _MODELS = frozenset({"model", "allowed_models", "embedding_model", "kept_models"
 
 
 def _absolute(name: str, value: object) -> object:
-    """Return a setting's value with an absolute path, because the service runs in another folder. A
-    model's name or hub id does not change."""
+    """Return a setting's value with an absolute path: the service runs in another folder."""
     if isinstance(value, Path):
         return value.expanduser().absolute()
     if name == "adapters":

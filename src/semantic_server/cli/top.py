@@ -1,5 +1,4 @@
-"""`semantic top`: shows a running server's figures in a terminal, updated every second, as on the
-page at /. Knows a server's overview, but not how the server measures its figures."""
+"""`semantic top`: shows a running server's figures in a terminal, updated every second."""
 
 from __future__ import annotations
 
@@ -76,8 +75,8 @@ def watch(
     console: Console,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show events from `follow` on the whole `console`; call `follow` again whenever its events
-    end. Raises OperatorError if the first call fails."""
+    """Show events from `follow`, and call it again when they end. Raises OperatorError if
+    the first call fails."""
     from rich.live import Live
     from rich.text import Text
 
@@ -108,7 +107,7 @@ def watch(
 
 
 class View:
-    """The content of the screen: overview, newest changes, and the last finished requests."""
+    """The content of the screen."""
 
     def __init__(self) -> None:
         self._overview: Overview | None = None
@@ -171,8 +170,7 @@ class View:
 
 
 def sentence(saved: Saved) -> str:
-    """Return a sentence about the savings, such as "2 h 14 min of prefill saved today; the cache
-    had 96 % of 4,100 prompt tokens"."""
+    """Return a sentence about the savings, such as "14 min of prefill saved today"."""
     if not saved.prompt_tokens:
         return "No prompt today."
     share = 100 * saved.cached_tokens // saved.prompt_tokens
@@ -183,7 +181,7 @@ def sentence(saved: Saved) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """Return a duration in words: 12.0 s, 14 min or 2 h 14 min."""
+    """Return a duration such as 12.0 s, 14 min or 2 h 14 min."""
     if seconds < 60:  # noqa: PLR2004 - seconds of a minute
         return f"{seconds:.1f} s"
     hours, minutes = divmod(round(seconds / 60), 60)

@@ -1,2 +1,1 @@
-"""Settings files of other vendors' coding agents, and functions that add this program's server to
-these files. Knows no engine; requests only the list of models from a server."""
+"""Functions that add this program's server to the settings files of coding agents."""

@@ -1,7 +1,4 @@
-"""Coding agents that can use this program's server: where their settings files are, the settings
-they need, and how to start an agent once with these settings but without a file. To this module, a
-server is an address, a model's name and a context size. Reads no file, knows no file format, starts
-nothing."""
+"""Coding agents that can use a server: their settings files, their settings and their commands."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A running server. `url` has no path; `key_variable` is None if the server requires no key.
-    `model` is the model's name in requests; `context_tokens` limits prompt and answer together."""
+    """A running server. `key_variable` is None if the server requires no key. `context_tokens`
+    limits prompt and answer together."""
 
     url: str
     model: str
@@ -48,11 +45,9 @@ class _Response:
 def find_server(
     url: str, model: str | None = None, key_variable: str = "SEMANTIC_API_KEY"
 ) -> RunningServer:
-    """Return the server at `url`, with the model `model`, by default the server's first model.
-    Sends the key in the environment variable `key_variable` only after the server refuses a request
-    without a key. Raises InvalidRequestError for a malformed address, OperatorError if there is no
-    response or another program responds, OverloadedError while the model loads, and
-    ModelNotFoundError for an unknown model."""
+    """Return the server at `url` with `model`, by default its first model. Raises
+    InvalidRequestError for a malformed address, and ModelNotFoundError for an unknown model. Raises
+    OperatorError without a usable response, and OverloadedError while the model loads."""
     address = read_address(url)
     base = f"{address.scheme}://{address.netloc}"
     if not _VARIABLE.fullmatch(key_variable):
@@ -79,7 +74,6 @@ def _get_models(url: str, key: str | None) -> _Response:
 
 
 def _read_models(base: str, key_variable: str | None, response: _Response) -> Mapping[str, int]:
-    """Return the name of each model with its context size, in the order of the response."""
     if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
         raise OverloadedError(
             f"{base} is not ready: its model is loading; try again in a moment",
@@ -119,15 +113,15 @@ Environment = Mapping[str, str]
 _PROVIDER: Final = "semantic"
 """The name under which an agent's settings list the server as a provider."""
 _IDLE_MS: Final = 1_800_000
-"""Milliseconds to wait for data from the server, because the first prefill of a long prompt may
-take long. Claude Code accepts no larger value."""
+"""Milliseconds to wait for data: the first prefill of a long prompt takes long. Claude Code accepts
+no larger value."""
 _ANSWER_TOKENS: Final = 32_000
-"""Most tokens of an answer: reserved by Claude Code for an unknown model, requested by opencode."""
+"""Most tokens of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How to start a program: arguments before the user's arguments, and additional variables."""
+    """How to start a program. The user's arguments follow `arguments`."""
 
     arguments: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -135,9 +129,8 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class CodingAgent:
-    """A coding agent: the `name` of its program, its npm `package`, its settings file, and how to
-    start the agent with the same settings but no file. `settings_file` receives the environment's
-    variables, and raises OperatorError if it needs HOME and HOME is not an absolute path."""
+    """A coding agent: its program, its npm package and its settings file. `settings_file` raises
+    OperatorError if HOME is not an absolute path."""
 
     name: str
     package: str
@@ -168,18 +161,16 @@ _CLAUDE_MODELS: Final = (
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )  # fmt: skip
 _LEAST_COMPACT_WINDOW: Final = 100_000
-"""Tokens to which Claude Code raises a smaller window; the server's own limit still holds."""
+"""Claude Code raises a smaller window to this number of tokens."""
 _REQUEST_MS: Final = 3_600_000
 
 
 def _claude_file(environment: Environment) -> Path:
-    """Return `settings.json` in CLAUDE_CONFIG_DIR, else in `~/.claude`."""
     own = environment.get("CLAUDE_CONFIG_DIR")
     return (Path(own) if own else _home(environment) / ".claude") / "settings.json"
 
 
 def _claude_settings(server: RunningServer) -> Settings:
-    """Return settings: variables, and a command that prints the key from the user's variable."""
     variables: dict[str, str | None] = dict(_claude_variables(server))
     if server.key_variable is None:
         return {"env": {**variables, "ANTHROPIC_AUTH_TOKEN": _NO_KEY}}
@@ -191,7 +182,7 @@ def _claude_settings(server: RunningServer) -> Settings:
 
 
 def claude_exports(server: RunningServer) -> dict[str, str]:
-    """Return Claude Code's variables for a shell: by name, with shell quotes around values."""
+    """Return Claude Code's environment variables, with values quoted for a shell."""
     from shlex import quote
 
     words = {
@@ -237,13 +228,11 @@ CLAUDE: Final = CodingAgent(
 
 
 def _codex_file(environment: Environment) -> Path:
-    """Return `config.toml` in CODEX_HOME, else in `~/.codex`."""
     own = environment.get("CODEX_HOME")
     return (Path(own) if own else _home(environment) / ".codex") / "config.toml"
 
 
 def _codex_settings(server: RunningServer) -> Settings:
-    """Return settings for the server as a provider; Codex reads the key from a variable."""
     return {
         "model": server.model,
         "model_provider": _PROVIDER,
@@ -261,7 +250,6 @@ def _codex_settings(server: RunningServer) -> Settings:
 
 
 def _codex_start(server: RunningServer, environment: Environment) -> Start:
-    """Return one argument `-c dotted.name=value` per setting. Arguments override Codex's file."""
     del environment
     settings = _leaves((), _codex_settings(server))
     pairs = ((".".join(path), json.dumps(value)) for path, value in settings if value is not None)
@@ -287,7 +275,6 @@ CODEX: Final = CodingAgent(
 
 
 def _opencode_file(environment: Environment) -> Path:
-    """Return OPENCODE_CONFIG, else `opencode/opencode.json` in XDG_CONFIG_HOME or `~/.config`."""
     own = environment.get("OPENCODE_CONFIG")
     if own:
         return Path(own)
@@ -297,7 +284,6 @@ def _opencode_file(environment: Environment) -> Path:
 
 
 def _opencode_settings(server: RunningServer) -> Settings:
-    """Return settings for the server as a provider; opencode reads the key from a variable."""
     key = None if server.key_variable is None else f"{{env:{server.key_variable}}}"
     limit = {"context": server.context_tokens, "output": _answer_tokens(server)}
     return {
@@ -314,14 +300,13 @@ def _opencode_settings(server: RunningServer) -> Settings:
 
 
 def _opencode_start(server: RunningServer, environment: Environment) -> Start:
-    """Pass the settings as text in an environment variable, which overrides all files."""
+    """Pass the settings in an environment variable, which overrides all files."""
     del environment
     settings = json.dumps(_set(_opencode_settings(server)))
     return Start(variables={"OPENCODE_CONFIG_CONTENT": settings})
 
 
 def _set(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return `settings` without None entries, which stand for settings to remove from a file."""
     return {
         name: _set(value) if isinstance(value, Mapping) else value
         for name, value in settings.items()

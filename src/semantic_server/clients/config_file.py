@@ -1,7 +1,4 @@
-"""A user's settings file: reads it whole, backs it up, replaces it atomically. Settings are a tree
-of tables, in JSON or TOML. After a change, the module parses the new text again, and raises
-UnreadableError unless the text contains the new settings and all previous settings. Does not know
-the meaning of a client's settings."""
+"""Changes a user's settings file in JSON or TOML, and keeps a backup."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _MAX_BYTES: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The text of the file at `path` before and after a change; `before` is None for a new file."""
+    """The text of a file before and after a change; `before` is None for a new file."""
 
     path: Path
     before: bytes | None
@@ -37,7 +34,7 @@ class Plan:
 
 def plan(path: Path, kind: FileFormat, required: Settings) -> Plan:
     """Return the change that puts `required` into the file. Writes nothing. Raises UnreadableError
-    if the text is not in the format `kind`, and OperatorError if opening the file fails."""
+    for a text in another format, and OperatorError if reading fails."""
     before = _read(path)
     try:
         text = "" if before is None else before.decode("utf-8-sig")
@@ -53,10 +50,8 @@ def plan(path: Path, kind: FileFormat, required: Settings) -> Plan:
 
 
 def write(change: Plan) -> Path | None:
-    """Carry out `change`; return the path of the backup, or None for a new file. Replaces the
-    target of a symbolic link, not the link. Only the owner can read a new file. Raises
-    OperatorError, and leaves the file unchanged, if the write fails or another program changed the
-    file since `plan`."""
+    """Write the new text atomically; return the path of the backup, or None for a new file. Raises
+    OperatorError if the write fails or the file has changed since `plan`."""
     if not change.changes:
         return None
     target = Path(os.path.realpath(change.path))
@@ -150,7 +145,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the setting at `path`: its old and its new value; None for an absent setting."""
+    """A setting's old and new value; None for an absent setting."""
 
     path: tuple[str, ...]
     was: object
@@ -158,7 +153,7 @@ class Change:
 
     @property
     def shown_was(self) -> object:
-        """The value before the change, masked if it may contain a key or a password."""
+        """The old value, masked if it may contain a key or a password."""
         if self.was is None or isinstance(self.was, bool | int | float):
             return self.was
         if not isinstance(self.was, str) or self.path[-1] in _SECRET or "@" in self.was:
@@ -167,8 +162,8 @@ class Change:
 
 
 def changes(document: Mapping[str, object], required: Settings) -> list[Change]:
-    """Return the changes that give `document` the `required` settings, in the order of `required`.
-    Raises InvalidRequestError if the document has a value where `required` has a table."""
+    """Return the changes that give `document` the `required` settings. Raises InvalidRequestError
+    if a value stands in place of a table."""
     return list(_changes(document, required, ()))
 
 
@@ -205,11 +200,11 @@ def applied(document: Mapping[str, object], required: Settings) -> Document:
 
 
 class UnreadableError(InvalidRequestError):
-    """A text is not in the expected format, or a change would lose part of the text."""
+    """The text is not in the expected format."""
 
 
 class FileFormat(Protocol):
-    """A file format. `read` and `change` raise UnreadableError, which says what they expected."""
+    """A format of settings files."""
 
     def read(self, text: str) -> Document:
         """Parse the text."""
@@ -222,7 +217,7 @@ class Json:
     """Standard JSON, without comments."""
 
     def read(self, text: str) -> Document:
-        """See `FileFormat.read`. Refuses a repeated name: parsing would drop a value."""
+        """Parse the text. Raises UnreadableError for a repeated name."""
         if not text.strip():
             return {}
         try:
@@ -238,7 +233,7 @@ class Json:
         return document
 
     def change(self, text: str, required: Settings) -> str:
-        """See `FileFormat.change`. Keeps the file's indentation."""
+        """Return `text` with the `required` settings and the same indentation."""
         document = applied(self.read(text), required)
         found = _INDENT.search(text)
         try:
@@ -252,7 +247,7 @@ class Json:
 
 
 class Toml:
-    """TOML; preserves comments and layout."""
+    """TOML; keeps comments and layout."""
 
     def read(self, text: str) -> Document:
         try:
@@ -279,7 +274,6 @@ TOML: Final = Toml()
 
 
 def _put(table: MutableMapping[str, object], required: Settings) -> None:
-    """Set the `required` values in `table`; other values keep their place and comments."""
     for name, value in required.items():
         if value is None:
             table.pop(name, None)

@@ -1,7 +1,5 @@
-"""Requests to a running server, each over its own connection. Sends a key only after the server
-refuses a request without a key. Uses no proxies and follows no redirects, so only the named host
-gets a key. Knows the routes for models, memory, overview and archives, and the form of refusals,
-but not the content of a document or archive."""
+"""Requests to a running server, each over its own connection. Only the named host gets a key: there
+are no proxies and no redirects."""
 
 from __future__ import annotations
 
@@ -19,14 +17,14 @@ from semantic.domain.errors import CapacityError, InvalidRequestError, OperatorE
 
 _MODELS: Final = "/v1/models"
 _LOAD_SECONDS: Final = 3600.0
-"""Seconds to wait while a server loads a large model from a slow disk or finishes answers."""
+"""Seconds to wait while a server loads or unloads a model."""
 
 Row = Mapping[str, object]
 
 
 def list_models(url: str, key_variable: str) -> Sequence[Row]:
-    """Return the rows of the server's models. Raises the same errors as `found_object` and `get`,
-    and OperatorError if another program responds."""
+    """Return the server's models. Raises the same errors as `get`, and OperatorError if the reply
+    is not a list of models."""
     with get(url, _MODELS, key_variable) as reply:
         found = found_object(reply)
         match found:
@@ -36,8 +34,8 @@ def list_models(url: str, key_variable: str) -> Sequence[Row]:
 
 
 def change_model(url: str, key_variable: str, name: str, action: Literal["load", "unload"]) -> Row:
-    """Load or unload a model as `action` says; return the model's row once the server has finished.
-    Raises the same errors as `list_models`."""
+    """Load or unload a model, as `action` says; return the model. Raises the same errors as
+    `list_models`."""
     key = key_for(url, key_variable)
     path = f"{_MODELS}/{quote(name, safe='/')}/{action}"
     with send(url, path, key, Upload((), 0, _LOAD_SECONDS)) as reply:
@@ -54,13 +52,14 @@ Document = Mapping[str, object]
 
 
 def read_memory(url: str, key_variable: str) -> Document:
-    """Return the memory figures of the server's process. Raises the errors of `list_models`."""
+    """Return the memory figures of the server's process. Raises the same errors as
+    `list_models`."""
     with get(url, _MEMORY, key_variable) as reply:
         return _found(reply)
 
 
 def limit_memory(url: str, key_variable: str, limit_gb: float | None) -> Document:
-    """Set the memory limit, or restore the limit from the server's start if None. Return the memory
+    """Set the memory limit; None restores the limit of the server's start. Returns the memory
     figures. Raises the same errors as `read_memory`."""
     body = json.dumps({"limit_gb": limit_gb}).encode()
     key = key_for(url, key_variable)
@@ -78,16 +77,16 @@ def _found(reply: Reply) -> Document:
 _EXAMPLE: Final = "http://127.0.0.1:8000"
 
 _CHEAP: Final = "/v1/models"
-"""A path with a cheap reply, which requires a key if other paths do."""
+"""A path with a cheap reply that requires a key like other paths."""
 _MOST_JSON: Final = 1 << 20
 _MOST_CHARACTERS: Final = 500
 _TIMEOUT: Final = 30.0
-"""Seconds within which a server must send something."""
+"""Seconds to wait for data from the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """The body of a request: its pieces, its size, and how many seconds the server may take."""
+    """The body of a request, its size and its timeout in seconds."""
 
     pieces: Iterable[bytes]
     n_bytes: int
@@ -96,7 +95,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An unread response of the server at `base`, an address without a path."""
+    """A response of the server at `base`, with an unread body."""
 
     base: str
     response: HTTPResponse
@@ -127,8 +126,8 @@ class Reply:
 
 @contextmanager
 def get(url: str, path: str, key_variable: str) -> Iterator[Reply]:
-    """Yield the response to a GET. After a refusal, send the key in the environment variable
-    `key_variable`. Raises the same errors as `send` and `read_key`."""
+    """Yield the response to a GET. Sends the key only if the server refuses a request without a
+    key. Raises the same errors as `send` and `read_key`."""
     with send(url, path) as reply:
         if reply.status != HTTPStatus.UNAUTHORIZED:
             yield reply
@@ -162,7 +161,7 @@ def send(
 
 
 def key_for(url: str, variable: str) -> str | None:
-    """Return the key for POSTs; None if the server requires no key. Raises the errors of `get`."""
+    """Return the key, or None if the server requires no key. Raises the same errors as `get`."""
     with send(url, _CHEAP) as reply:
         is_open = reply.status != HTTPStatus.UNAUTHORIZED
         return None if is_open else read_key(reply.base, variable)
@@ -186,7 +185,7 @@ def read_address(url: str) -> SplitResult:
 
 
 def read_key(base: str, variable: str) -> str:
-    """Return the key in an environment variable. Raises OperatorError if it is missing."""
+    """Return the key in an environment variable. Raises OperatorError if the variable is unset."""
     key = os.environ.get(variable, "").strip()
     if not key or not key.isascii() or not key.isprintable():
         raise OperatorError(
@@ -197,13 +196,13 @@ def read_key(base: str, variable: str) -> str:
 
 
 def not_ours(base: str, expected: str = "") -> OperatorError:
-    """Return the error for a response of another program; the message contains `expected`."""
+    """Return an error that says the response is not `expected`."""
     more = f": expected {expected}" if expected else ""
     return OperatorError(f"the server at {base} is not a semantic server{more}")
 
 
 def refusal(reply: Reply, what: str) -> SemanticError:
-    """Return the error for a failed response: the server's message about the action `what`."""
+    """Return an error with the message of a failed response."""
     match json_object(reply):
         case {"error": {"message": str(said)}}:
             plain = "".join(c if c.isprintable() else " " for c in said[:_MOST_CHARACTERS])
@@ -219,7 +218,7 @@ def refusal(reply: Reply, what: str) -> SemanticError:
 
 
 def json_object(reply: Reply) -> object:
-    """Return the response as JSON; None for a response that is not JSON."""
+    """Return the response as JSON, or None if it is not JSON."""
     try:
         return json.loads(reply.read(_MOST_JSON))
     except (ValueError, RecursionError):
@@ -227,8 +226,8 @@ def json_object(reply: Reply) -> object:
 
 
 def found_object(reply: Reply) -> object:
-    """Return the response as JSON; None for a response that is not JSON. Raises the error from
-    `refusal` unless the status is 200."""
+    """Return the response as JSON, or None if it is not JSON. Raises an error unless the status is
+    200."""
     if reply.status != HTTPStatus.OK:
         raise refusal(reply, "that")
     return json_object(reply)
@@ -256,7 +255,7 @@ _LONGEST_LINE: Final = 16 << 20
 
 
 def read_overview(url: str, key_variable: str) -> Document:
-    """Return the overview of the server at `url`. Raises the same errors as `get`, plus
+    """Return the overview of the server at `url`. Raises the same errors as `get`, and
     OperatorError if the server refuses."""
     with _accepted(url, _OVERVIEW, key_variable) as reply:
         return _document(reply.read(_LONGEST_LINE), reply.base)
@@ -298,12 +297,13 @@ _IMPORT: Final = "/v1/agents/import"
 _TAR: Final = "application/x-tar"
 _PIECE_BYTES: Final = 1 << 20
 _STORE_SECONDS: Final = 600.0
-"""Seconds that a server may take to check and store a received archive."""
+"""Seconds that a server may take to store an archive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive in transfer. Reading `pieces` raises OperatorError if the transfer stops early."""
+    """An archive in transfer. Iterating `pieces` raises OperatorError if the transfer stops
+    early."""
 
     n_bytes: int
     pieces: Iterator[bytes]
@@ -311,8 +311,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of an agent: a model, required if the server has several models, and the id of a
-    tenant, which only operators may give."""
+    """The owner of an agent: a model and a tenant's id. Only operators may name a tenant."""
 
     model: str | None = None
     tenant: str | None = None
@@ -320,9 +319,8 @@ class Owner:
 
 @contextmanager
 def exported(url: str, key_variable: str, agent: str, owner: Owner) -> Iterator[Archive]:
-    """Yield the archive of an agent on the server at `url`. Raises the same errors as `get`, plus
-    InvalidRequestError for a refused request, OperatorError for a refused key, and CapacityError
-    for a busy server."""
+    """Yield an agent's archive. Raises the same errors as `get`, InvalidRequestError for a refused
+    request, and CapacityError for a busy server."""
     path = _EXPORT.format(quote(agent, safe="")) + _query(tenant=owner.tenant, model=owner.model)
     with get(url, path, key_variable) as reply:
         length = reply.response.getheader("content-length", "")
@@ -340,9 +338,8 @@ def import_archive(
     name: str | None,
     owner: Owner,
 ) -> tuple[str, int]:
-    """Send an archive, given as (pieces, size), for `owner`; return the agent's name on the server
-    and the agent's number of tokens. If `name` is None, the agent keeps its name. Raises the same
-    errors as `exported`."""
+    """Send an archive; return the agent's name on the server and its number of tokens. If `name` is
+    None, the agent keeps its name. Raises the same errors as `exported`."""
     key = key_for(url, key_variable)
     upload = Upload(*archive, _STORE_SECONDS)
     path = _IMPORT + _query(name=name, tenant=owner.tenant, model=owner.model)

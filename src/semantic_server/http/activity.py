@@ -1,6 +1,5 @@
-"""Activity of a server: the phases of recent requests, the figures of the last minutes, and the end
-of answers on shutdown. The recorder observes the events that a route consumes anyway, at no cost
-per token. Keeps names and counts, never texts. Knows neither the engine nor the APIs."""
+"""Activity of a server: recent requests and the figures of the last minutes. Stores names and
+counts, never texts."""
 
 from __future__ import annotations
 
@@ -29,13 +28,13 @@ PhaseName = Literal["waiting", "reading", "decoding", "preempted"]
 MOST_SPANS: Final = 1000
 """Most finished requests to remember."""
 _MOST_PHASES: Final = 64
-"""Most phases to keep of one request, its first ones: preemptions add phases."""
+"""Most phases to keep of one request."""
 
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """A request on the time line: each phase with the Unix time of its start, in order. `end` is
-    None while the request runs. `version` orders spans by their last change."""
+    """A request on the time line, with the Unix time at which each phase began. `end` is None while
+    the request runs."""
 
     uid: str
     agent: str
@@ -52,8 +51,7 @@ class Span:
 
 @dataclass(slots=True)
 class Savings:
-    """Counts of all answers since the Unix time `since`: prompt tokens, cached prompt tokens, and
-    the seconds of prefill that the cache saved, by the mean speed of earlier prompts."""
+    """Prompt tokens, cached tokens and saved seconds of prefill since the Unix time `since`."""
 
     since: float
     prompt_tokens: int = 0
@@ -79,7 +77,7 @@ class Recorder:
     def __init__(
         self, woken: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.time
     ) -> None:
-        """The recorder calls `woken` for each accepted request; `clock` returns Unix time."""
+        """`clock` returns Unix time."""
         self._woken = woken
         self._clock = clock
         self.started = clock()
@@ -90,7 +88,7 @@ class Recorder:
         self._rate = PrefillRate()
 
     def of(self, tenant: str, model: str = "") -> Observer:
-        """Return an observer of one request of `tenant`; `model` is the requested model's id."""
+        """Return an observer of one request."""
         return _RequestObserver(self, tenant, model)
 
     @property
@@ -99,8 +97,7 @@ class Recorder:
         return bool(self._running)
 
     def spans(self, tenant: str | None, after: int = 0) -> list[Span]:
-        """Return the requests of `tenant` that changed after version `after`. With the tenant None,
-        return the requests of all tenants."""
+        """Return the requests of `tenant` that changed after `after`. None means all tenants."""
         return [
             one
             for one in (*self._ended, *self._running)
@@ -108,8 +105,8 @@ class Recorder:
         ]
 
     def savings(self, tenant: str | None) -> tuple[Savings, Savings]:
-        """Return two savings of `tenant`, or of all tenants if None: since the server's start, and
-        today. Today begins at midnight, or at the server's start if the server started later."""
+        """Return the savings since the server's start and since midnight. None means all
+        tenants."""
         names = self._tenants if tenant is None else (tenant,)
         start, today = Savings(self.started), Savings(self._since_midnight())
         for name in names:
@@ -136,7 +133,7 @@ class Recorder:
             span.version = next(self._versions)
 
     def end(self, span: Span, record: AnswerRecord) -> None:
-        """End a span. If the answer has a match report, count the savings."""
+        """End a span and count its savings."""
         span.end = self._clock()
         span.version = next(self._versions)
         span.finish = record.finish
@@ -201,8 +198,8 @@ class _RequestObserver(Observer):
 def _with_whole_reading(
     phases: list[tuple[PhaseName, float]], seconds: float
 ) -> list[tuple[PhaseName, float]]:
-    """Return the phases with prefill beginning `seconds` before the first token: the engine reports
-    a first chunk only after computing it. A request with preemptions keeps its phases."""
+    """The engine reports the first chunk of a prefill only after computing it, so move the start
+    back by `seconds`."""
     names = [name for name, _ in phases]
     if "preempted" in names or "decoding" not in names or not seconds:
         return phases
@@ -213,13 +210,11 @@ def _with_whole_reading(
 T = TypeVar("T")
 
 SENDING: Final = 2
-"""Seconds that connections have to send the ends of the answers."""
+"""Seconds to send the last data of each answer."""
 
 
 class Ending:
-    """Ends all answers of a server: each client gets an error of its API, not a broken connection.
-    Cancels the requests as a disconnect would, which saves their agents. Use it on one event
-    loop."""
+    """Ends all answers of a server with an error. Use it on one event loop."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -232,8 +227,7 @@ class Ending:
             one.reschedule(now)
 
     async def events(self, events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """Yield `events`, which the caller closes. When answers must end, cancels the wait for the
-        next event and raises OverloadedError."""
+        """Yield `events`. Raises OverloadedError when the server ends its answers."""
         while True:
             if self.has_begun:
                 raise _stopping()
@@ -263,7 +257,7 @@ INTERVAL: Final = 1.0
 """Seconds between two samples."""
 MOST_SAMPLES: Final = 600
 MOST_WATCHERS: Final = 8
-"""Most open streams of each tenant, and of all operators together."""
+"""Most open streams per tenant, and of all operators together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,16 +270,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class LiveRequest:
-    """A request in the engine, and its tokens per second since the previous sample."""
+    """A request in the engine, and its speed since the previous sample."""
 
     request: RunningRequest
     tokens_per_second: float | None
 
 
 class Watch:
-    """Figures of the last minutes and the running requests, sampled once per second for all open
-    streams. Samples only while a request runs or a stream is open; otherwise there is no task or
-    timer. Reads the engine's requests only while a stream is open. Use it on one event loop."""
+    """Samples the figures once per second while a request runs or a stream is open. Use it on one
+    event loop."""
 
     def __init__(
         self,
@@ -294,7 +287,7 @@ class Watch:
         clock: Callable[[], float] = time.time,
         interval: float = INTERVAL,
     ) -> None:
-        """`figures` may block: a worker thread calls it."""
+        """A worker thread calls `figures`, which may block."""
         self.recorder = Recorder(self._wake, clock)
         self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self.live: tuple[LiveRequest, ...] = ()
@@ -311,8 +304,8 @@ class Watch:
         return self._clock()
 
     def require_room(self, tenant: str | None) -> None:
-        """Raise WireError if `tenant` already has `MOST_WATCHERS` streams open; None means an
-        operator: all operators share the limit."""
+        """Raise WireError if `tenant` already has `MOST_WATCHERS` open streams. None means an
+        operator."""
         if self._watchers[tenant] >= MOST_WATCHERS:
             raise WireError(
                 HTTPStatus.TOO_MANY_REQUESTS,

@@ -1,9 +1,4 @@
-"""/v1/agents: list, show, fork, pin, delete, export and import agents.
-
-An agent's name is free text, percent-encoded in the path, slashes included. A request sees only its
-own tenant's agents, unless it has an operator's key and names the tenant in the query. Exports and
-imports need an operator's key, unless the server has no keys.
-"""
+"""/v1/agents: list, show, fork, pin, delete, export and import agents."""
 
 from __future__ import annotations
 
@@ -52,7 +47,6 @@ def _model_parameter(
         str | None, Query(description="Model of the agents; by default the first.")
     ] = None,
 ) -> None:
-    """Declare the query parameter that `agents_of` reads."""
     del model
 
 
@@ -190,7 +184,6 @@ _PIN: Final = TypeAdapter(Pin)
 
 
 def _takes(model: type[BaseModel]) -> dict[str, object]:
-    """Return the OpenAPI description of a JSON body in the form of `model`."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -334,15 +327,12 @@ async def forget(request: Request, agent_id: AgentId, tenant: TenantParameter = 
 
 
 def _check_action(request: Request, action: bytes) -> None:
-    """Raise InvalidRequestError if the slash before `action` is encoded, which makes the action a
-    part of the agent's name."""
+    """Raise InvalidRequestError if the slash before `action` is percent-encoded."""
     if not request.scope["raw_path"].endswith(action):
         raise InvalidRequestError("expected an unencoded /fork or /pin after the agent's name")
 
 
 def _owner(request: Request, given: str | None) -> Tenant:
-    """Return the tenant of a request: the key's tenant, or `given` from an operator. Raises
-    WireError if another client names a tenant, and FieldError if an operator omits the tenant."""
     if given is not None:
         require_operator(request, "tenant")
         return TenantId(given)
@@ -352,15 +342,12 @@ def _owner(request: Request, given: str | None) -> Tenant:
 
 
 def _owner_of_archive(request: Request, given: str | None) -> Tenant:
-    """Return the same tenant as `_owner`, for actions that only operators may take. Raises
-    WireError for a tenant's key."""
     if settings_of(request).api_keys:
         require_operator(request, "exports and imports")
     return _owner(request, given)
 
 
 async def _uploaded(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body in pieces. Raises ClientDisconnectedError if the client disconnects."""
     try:
         async for piece in request.stream():
             yield piece
@@ -369,7 +356,7 @@ async def _uploaded(request: Request) -> AsyncIterator[bytes]:
 
 
 class _Download(StreamingResponse):
-    """A response with an archive. A read error ends the body before its stated length."""
+    """An archive as a response. A read error ends the body before its stated length."""
 
     def __init__(self, archive: AgentArchive) -> None:
         headers = {
@@ -389,7 +376,6 @@ class _Download(StreamingResponse):
 
 
 def _summary(agent: AgentSummary, tenant: Tenant = "") -> Mapping[str, object]:
-    """Return an agent as an entry of a list; with the tenant's id if an operator sent that id."""
     return {
         "object": "agent",
         "id": agent.id,
@@ -413,8 +399,7 @@ def _summary(agent: AgentSummary, tenant: Tenant = "") -> Mapping[str, object]:
 
 
 def _last_turn(match: MatchReport | None, *, for_operator: bool) -> Mapping[str, object]:
-    """Return the `LastTurn` of a match report. For an operator, omit the changed part of the
-    request, because this part may name a tool."""
+    """Return the last turn. Operators do not see the changed part, which may name a tool."""
     if match is None:
         return dict.fromkeys(LastTurn.model_fields)
     lost = match.lost
@@ -433,7 +418,6 @@ _PLACES: Final = ("pool", "memory", "disk", "remote", "missing")
 
 
 async def _match(match: MatchReport, serving: ServingPort) -> Match:
-    """Return a match report with the reason as a sentence and the differing tokens as texts."""
     return Match(
         prompt_tokens=match.prompt_tokens,
         reused_tokens=match.reused_tokens,

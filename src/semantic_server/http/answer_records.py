@@ -1,6 +1,4 @@
-"""A serving port that measures answers and notifies observers, and the reports of cache misses.
-Measures events that a route consumes anyway. Stores figures, never text. Usage objects report cache
-misses in a member named `semantic`, which no client reads by accident."""
+"""Measures answers, and reports cache misses. Stores figures, never texts."""
 
 from __future__ import annotations
 
@@ -31,23 +29,21 @@ Events: TypeAlias = AsyncGenerator[AnswerEvent, None]
 
 @dataclass(slots=True)
 class AnswerRecord:
-    """Measurements of one answer; times are in seconds since its request. `model` is the model's id
-    on a server with several models.
-
-    `ttft` is the time to the first piece, `gaps` has the times between pieces. `finish` is the
-    finish reason, "cancelled" after a disconnect, "refused" for a rejected request. `unread_calls`
-    counts texts with the marks of a tool call that do not parse as calls.
-    """
+    """Measurements of one answer. Times are in seconds since its request."""
 
     agent: str = ""
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     match: MatchReport | None = None
     ttft: float | None = None
+    """The time to the first piece."""
     total: float = 0.0
     gaps: list[float] = field(default_factory=list)
+    """The times between pieces."""
     finish: str = "cancelled"
+    """The finish reason, "cancelled" or "refused"."""
     error: str | None = None
     unread_calls: int = 0
+    """Tool calls that do not parse."""
     model: str = ""
 
     @property
@@ -57,31 +53,30 @@ class AnswerRecord:
 
     @property
     def queue_time(self) -> float:
-        """Seconds of queueing and of restoring blocks: until the first piece, minus prefill."""
+        """Seconds of queueing and of restoring blocks."""
         return max(0.0, (self.ttft or 0.0) - self.prefill)
 
     @property
     def decode(self) -> float:
-        """Seconds from the first piece of the answer to the end."""
+        """Seconds from the first piece to the end."""
         return 0.0 if self.ttft is None else self.total - self.ttft
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens per second of decode; None for an answer of fewer than two tokens."""
+        """Tokens per second of decode, or None below two tokens."""
         n_gaps = self.usage.completion - 1
         return n_gaps / self.decode if n_gaps > 0 and self.decode > 0 else None
 
 
 class Observer(Protocol):
-    """Receives the progress of every answer, on the event loop: methods must not block. Subclasses
-    override `finished`, and other methods as needed."""
+    """Receives the progress of every answer on the event loop. Methods must not block."""
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
         """The engine accepted and queued the request."""
         del uid, agent, prompt_tokens
 
     def prefilled(self, uid: str, done: int, total: int) -> None:
-        """Prefill has put `done` of `total` prompt tokens in the cache."""
+        """Prefill has processed `done` of `total` prompt tokens."""
         del uid, done, total
 
     def first_token(self, uid: str) -> None:
@@ -97,7 +92,7 @@ def _unchanged(events: Events) -> Events:
 
 
 class InstrumentedServing:
-    """Implements `ServingPort` by delegation, and notifies observers."""
+    """A `ServingPort` that notifies observers."""
 
     def __init__(
         self,
@@ -120,7 +115,7 @@ class InstrumentedServing:
         return self._serving.model
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """See `ServingPort.answer`. The events may also raise errors of `through`."""
+        """See `ServingPort.answer`. Also raises the errors of `through`."""
         timer = _AnswerTimer(self._observers, self._clock, self._of)
         try:
             async with (
@@ -204,8 +199,7 @@ class _AnswerTimer:
 
 
 class LostPart(BaseModel):
-    """The part of the request that changed. Tools are numbered from 1, and so are the messages
-    after the leading system messages."""
+    """The part of the request that changed. Tools and messages count from 1."""
 
     kind: PartKind
     change: Change
@@ -214,7 +208,7 @@ class LostPart(BaseModel):
 
 
 class LostTokens(BaseModel):
-    """Tokens of the agent's cache that the engine computed again, and the seconds needed."""
+    """Cached tokens that the engine computed again, and the seconds needed."""
 
     tokens: int
     seconds: float
@@ -225,8 +219,7 @@ class LostTokens(BaseModel):
 
 
 def usage_extension(usage: Usage) -> dict[str, object]:
-    """Return the `semantic` member of an API's usage object. Omits a false `any_chip` (see
-    `MatchReport`) and an `images_noted` of 0."""
+    """Return the member `semantic` of an API's usage object."""
     match = usage.match
     lost = lost_tokens(match)
     own: dict[str, object] = {"lost": None if lost is None else lost.model_dump(mode="json")}
@@ -238,7 +231,7 @@ def usage_extension(usage: Usage) -> dict[str, object]:
 
 
 def lost_tokens(match: MatchReport | None) -> LostTokens | None:
-    """Return the cache miss that `match` reports; None if there is no cache miss."""
+    """Return the cache miss that `match` reports, or None."""
     if match is None or match.lost is None:
         return None
     lost = match.lost

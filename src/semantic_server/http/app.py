@@ -1,6 +1,4 @@
-"""The ASGI application: the middleware stack in request order, all routes, and their description.
-Passes each part only the state it needs. Files of the page at / have fixed names: a request's path
-never becomes a file's path. The page needs no key and contains no data; its requests need a key."""
+"""The ASGI application: its middleware, its routes and its OpenAPI description."""
 
 from __future__ import annotations
 
@@ -103,7 +101,7 @@ def _asset(path: str) -> _Asset:
 
 
 async def serve(request: Request) -> Response:
-    """Return a file of the page, or 304 if the client has the current version."""
+    """Return a file of the web page, or 304 if the client has the current version."""
     asset = _asset(request.scope["path"])
     headers = {**HEADERS, "etag": asset.etag}
     known = request.headers.get("if-none-match", "")
@@ -172,13 +170,13 @@ _REFERENCE: Final = "#/components/schemas/{model}"
 
 def documented(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
     """Return every status that a route may return, with `model` as the body. Refers to `model` by
-    name: for a class, FastAPI would build some 600 serializers while the first request waits."""
+    name: FastAPI builds some 600 serializers for a class."""
     body = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}
     return {status: {"content": body, "description": text} for status, text in STATUSES.items()}
 
 
 def describe(app: FastAPI, *, version: str, with_keys: bool) -> None:
-    """Install the OpenAPI schema of `app`; `with_keys` adds its authentication schemes."""
+    """Install the OpenAPI schema of `app`; `with_keys` adds its authentication."""
 
     def openapi() -> dict[str, object]:
         if not app.openapi_schema:
@@ -240,14 +238,13 @@ def _row(method: str, path: str, description: str) -> str:
 
 
 def _drop_unused_status(paths: Mapping[str, Mapping[str, dict[str, dict[str, object]]]]) -> None:
-    """Drop 422, which FastAPI adds to routes with parameters; the server answers 400 instead."""
+    """Drop 422, which FastAPI adds to routes with parameters: the server answers 400."""
     for methods in paths.values():
         for operation in methods.values():
             operation["responses"].pop("422", None)
 
 
 def _errors() -> dict[str, object]:
-    """Return the schemas of error bodies in FastAPI's form."""
     bodies = (OpenAIError, AnthropicError, OllamaError)
     _, found = models_json_schema([(one, "validation") for one in bodies], ref_template=_REFERENCE)
     schemas: dict[str, object] = jsonable_encoder(found["$defs"], exclude_none=True)
@@ -261,12 +258,12 @@ NO_TELEMETRY: Final[TelemetryConfig] = {
     "operation_spans": False,
     "auto_configure": False,
 }
-"""Turns off FastAPI's own telemetry, which may record request contents and export them."""
+"""Turns off FastAPI's telemetry, which may export the contents of requests."""
 
 RESPONSE_BYTES: Final = 64 << 20
 """Byte limit of stored responses in memory."""
 _LARGE_BODIES: Final = 8
-"""How many bodies of the maximum size may be in memory at the same time."""
+"""Most bodies of maximum size in memory at the same time."""
 
 
 def create_app(
@@ -278,9 +275,8 @@ def create_app(
     progress: Observer | None = None,
     responses: ResponsesPort | None = None,
 ) -> FastAPI:
-    """Create the application for `serving`, or for the model that `lifecycle` loads. `lifecycle`
-    fills `context`. `progress` displays prefills; by default the log does. `responses` stores
-    responses, by default in memory."""
+    """Create the application for `serving`, or for the model that `lifecycle` loads. `progress`
+    displays prefills. `responses` stores responses."""
     settings = settings or ServerSettings()
     context = context or ServerContext(serving)
     context.settings = settings
@@ -308,12 +304,11 @@ def create_app(
 
 
 def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
-    """Return the middleware, outermost first. Module `errors` handles unexpected errors."""
     return (Middleware(RequestLogMiddleware, model=model), *guarding_middleware(settings))
 
 
 def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:
-    """Return the middleware that checks requests, in order: size, deadline, host and key."""
+    """Return the middleware that checks requests, outermost first."""
     keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
     operators = ApiKeys(key.get_secret_value() for key in settings.operator_keys)
     return (
@@ -336,7 +331,7 @@ def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:
 
 
 def large_bodies(settings: ServerSettings) -> LargeBodies:
-    """Return the limiter of the memory that large bodies take at the same time."""
+    """Return the limiter of memory for large bodies."""
     return LargeBodies(_LARGE_BODIES * settings.max_body_bytes, settings.body_timeout)
 
 

@@ -1,5 +1,4 @@
-"""Connections of clients: a deadline for each phase, and the order of closing when there are too
-many. Knows bytes, clocks, addresses and the probes' paths, but no other routes and no keys."""
+"""Client connections: a deadline for each phase, and a limit on their number."""
 
 from __future__ import annotations
 
@@ -26,15 +25,14 @@ from semantic_server.http.errors import (
 )
 
 PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
-"""Paths that the server answers however many requests are in progress."""
+"""Paths that the server answers even when it is full."""
 
 DRAIN_SECONDS: Final = 10.0
-"""Seconds to drain the rest of a rejected body: a client that reads the response only after sending
-everything must receive the response, not a connection reset."""
+"""Seconds to drain the rest of a rejected body, so that the client receives the response."""
 
 _WARNING_SECONDS: Final = 60.0
 _V6_NETWORK: Final = 64
-"""Bits of an IPv6 address that name a network; one client has all addresses in it."""
+"""Bits of an IPv6 address that name a network."""
 
 _FULL: Final = Problem(
     HTTPStatus.SERVICE_UNAVAILABLE,
@@ -47,9 +45,8 @@ _FULL: Final = Problem(
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Timeouts in seconds for receiving headers and for sending. `max_requests` limits connections
-    with a request in progress, `max_open` all connections. `max_open` is larger, so that
-    connections that wait for their clients leave capacity for requests and probes."""
+    """Timeouts in seconds. `max_requests` limits connections with a request in progress, `max_open`
+    all connections."""
 
     header_timeout: float
     send_timeout: float
@@ -58,24 +55,19 @@ class ConnectionLimits:
 
 
 class Phase(Enum):
-    """The phases of a connection; the server closes connections in the earliest phase first."""
+    """The phases of a connection. The server closes connections in the earliest phase first."""
 
     NO_REQUEST = auto()
-    """No request: incomplete headers, an idle connection, or the rest of a rejected body."""
+    """No request is in progress."""
     CLIENT = auto()
-    """A request whose client has yet to send the body, or does not read the response."""
+    """The client has yet to send the body, or does not read the response."""
     RUNNING = auto()
     """A complete request. The server never closes such a connection to admit another."""
 
 
 class Connections:
-    """The open connections of a server by phase and peer, in the order of entering the phase.
-
-    When there are too many, the peer with the most connections in a phase loses its oldest
-    connection, so a peer with many connections loses only its own. On loopback or behind a proxy,
-    all connections belong to one peer. An honest client's connection is the oldest only while it
-    sends its request.
-    """
+    """The open connections of a server by phase and peer. At the limit, the peer with the most
+    connections loses its oldest one."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -87,8 +79,8 @@ class Connections:
         self._warned = -_WARNING_SECONDS
 
     def opened(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Add a connection; at the limit, close another connection first. Returns False if every
-        other connection runs a request."""
+        """Add a connection; at the limit, close another one first. Returns False if all others run
+        a request."""
         if len(self._phases) >= self.limits.max_open:
             self._warn(now)
             oldest = self._first_to_close(Phase.NO_REQUEST) or self._first_to_close(Phase.CLIENT)
@@ -99,18 +91,18 @@ class Connections:
         return True
 
     def moved(self, connection: DeadlineProtocol, phase: Phase, now: float) -> None:
-        """Record the phase of a connection; a closed connection stays closed."""
+        """Record the phase of a connection; ignore a closed one."""
         if self._phases.get(connection, phase) is not phase:
             self._leave(connection)
             self._enter(connection, phase, now)
 
     def closed(self, connection: DeadlineProtocol) -> None:
-        """Forget a connection. Does nothing for an unknown connection."""
+        """Remove a connection; ignore an unknown one."""
         if connection in self._phases:
             self._leave(connection)
 
     def may_run(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Return whether a request may run; at the limit, closes a slow client's connection."""
+        """Return True if a request may run; at the limit, close a slow client's connection."""
         if self._n_requests <= self.limits.max_requests:
             return True
         self._warn(now)
@@ -156,17 +148,11 @@ class Connections:
 
 
 def _crowd(connections: dict[DeadlineProtocol, float]) -> tuple[int, float]:
-    """Return a sort key of peers: number of connections, then age of the oldest connection."""
     return len(connections), -next(iter(connections.values()))
 
 
 class DeadlineProtocol(H11Protocol):
-    """HTTP/1.1 with a deadline for each phase in which the client of a connection must act.
-
-    uvicorn has no deadline for headers, nor for a client that stops reading. One timer waits for
-    headers, for the rest of a body after the response, or for the end of a closed connection.
-    Another timer waits for the client to read written bytes.
-    """
+    """HTTP/1.1 with deadlines. uvicorn has none for headers, or for a client that stops reading."""
 
     registry: ClassVar[Connections]
     peer = ""
@@ -234,20 +220,20 @@ class DeadlineProtocol(H11Protocol):
             self._close()
 
     def give_way(self) -> None:
-        """Close this connection, which waits for its client, in favour of another connection."""
+        """Close this connection in favour of another one."""
         if self._phase() is Phase.CLIENT and not self.flow.write_paused:
             self._refuse(_FULL)
         else:
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Reject malformed HTTP. The handler of the parser's error calls this method."""
+        """Reject malformed HTTP. The parser's error handler calls this method."""
         error = sys.exception()
         hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._refuse(Problem(HTTPStatus(hint), msg.rstrip(".")))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the server's application, or send a 503 when too many requests are in progress."""
+        """Run the application, or send a 503 when too many requests are in progress."""
         if scope["path"] in PROBES or self.registry.may_run(self, self.loop.time()):
             await self._serve(scope, receive, send)
             return
@@ -273,14 +259,11 @@ class DeadlineProtocol(H11Protocol):
         self._refuse(Problem(HTTPStatus.REQUEST_TIMEOUT, message))
 
     def _refuse(self, problem: Problem) -> None:
-        """Send an error response unless a response has started, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(_response_bytes(problem))
         self._close()
 
     def _close(self) -> None:
-        """Close the connection once the client has read everything, or at the send timeout: without
-        that timeout, a small output could wait forever."""
         self.transport.close()
         self._set_client_timer(self.registry.limits.send_timeout, self.transport.abort)
 
@@ -295,12 +278,11 @@ class DeadlineProtocol(H11Protocol):
 
 
 def protocol_of(connections: Connections) -> type[DeadlineProtocol]:
-    """Return a class bound to `connections`: uvicorn creates protocols without arguments."""
+    """Return a protocol class bound to `connections`: uvicorn passes no arguments."""
     return type("LimitedProtocol", (DeadlineProtocol,), {"registry": connections})
 
 
 def _network(address: str) -> str:
-    """Return the peer for an address: the IPv4 address, or the network of the IPv6 address."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -313,7 +295,6 @@ def _network(address: str) -> str:
 
 
 def _response_bytes(problem: Problem) -> bytes:
-    """Return a complete response as bytes, for a parser state that allows no other response."""
     body = json.dumps(openai_error(problem)).encode()
     status = HTTPStatus(problem.status)
     later = "" if problem.retry_after is None else f"retry-after: {problem.retry_after}\r\n"

@@ -1,6 +1,4 @@
-"""Helpers shared by routes: typed access to the server's state, and streams that end when their
-client disconnects. Makes no decisions. Knows the framing of events, not their content. See
-`identity` for the sender of a request."""
+"""Helpers of routes: the server's state, and streams that end when the client disconnects."""
 
 from __future__ import annotations
 
@@ -26,18 +24,15 @@ from semantic_server.http.logs import log_entry_of
 from semantic_server.http.settings import ServerSettings
 
 MODEL_QUERY: Final = "model"
-"""Query parameter that names the agents' model."""
+"""Query parameter that names the model."""
 
 
 @dataclass(slots=True)
 class ServerContext:
     """The state of one server. `serving`, `agents`, `models` and `embedding` are None until the
-    model has loaded. `models` stays None on a server with one model, `embedding` stays None without
-    an embedding model.
+    model has loaded.
 
-    `memory` is the limit on the process's memory. `observers` see every answer. Any thread may call
-    `figures` for the engine's current figures. `version` is the program's version. `watch` samples
-    figures for the page at /. `ending` ends all answers.
+    Any thread may call `figures`. `version` is the program's version.
     """
 
     serving: ServingPort | None = None
@@ -69,10 +64,8 @@ def settings_of(request: Request) -> ServerSettings:
 
 
 def serving_of(request: Request, name: object = None) -> ServingPort:
-    """Return the model that a request names, instrumented for metrics and log. Without a name,
-    return the first model. A server with one model returns that model for any name; the route then
-    checks the name. Raises OverloadedError while the server loads, and ModelNotFoundError for an
-    unknown name."""
+    """Return the model that a request names, by default the first model. Raises OverloadedError
+    while the server loads, and ModelNotFoundError for an unknown name."""
     context = context_of(request)
     serving = context.serving
     if serving is None:
@@ -86,8 +79,8 @@ def serving_of(request: Request, name: object = None) -> ServingPort:
 
 
 def embedding_of(request: Request) -> EmbeddingPort:
-    """Return the embedding model. Raises OverloadedError while the model loads, and
-    ModelNotFoundError if the server has no embedding model."""
+    """Return the embedding model. Raises OverloadedError while it loads, and ModelNotFoundError if
+    there is none."""
     context = context_of(request)
     if context.serving is None:
         raise OverloadedError("the model is loading", retry_after=RETRY_SECONDS)
@@ -99,7 +92,7 @@ def embedding_of(request: Request) -> EmbeddingPort:
 
 
 def model_in_query(request: Request) -> str | None:
-    """Return the query's `model`, where an unencoded plus sign means a space."""
+    """Return the query's `model`. A plus sign means a space."""
     given, models = request.query_params.get(MODEL_QUERY), context_of(request).models
     if given is None or models is None:
         return given
@@ -109,8 +102,8 @@ def model_in_query(request: Request) -> str | None:
 
 
 def agents_of_named(request: Request) -> AgentsPort:
-    """Return the same agents as `agents_of`. Raises InvalidRequestError if the server has several
-    models and the query names no model."""
+    """Return the same agents as `agents_of`. Raises InvalidRequestError if the query must name a
+    model."""
     models = context_of(request).models
     names = () if models is None else [one.served.id for one in models.statuses()]
     if len(names) > 1 and MODEL_QUERY not in request.query_params:
@@ -141,7 +134,7 @@ T = TypeVar("T")
 
 
 def heartbeat() -> bytes:
-    """Return a comment line, which clients ignore but which keeps the connection alive."""
+    """Return a comment line, which keeps the connection alive."""
     return b": keep-alive\n\n"
 
 
@@ -151,9 +144,8 @@ def event_stream(
     keep_alive: Callable[[], bytes] = heartbeat,
     media_type: str = "text/event-stream",
 ) -> Response:
-    """Return a response that streams `events`, with `keep_alive()` in every idle interval.
-    `media_type` is the type of the stream. A disconnect cancels the wait for the next event, or
-    else closes `events`. The send timeout disconnects a client that stops reading."""
+    """Return a response that streams `events`, and sends `keep_alive()` while it is idle. A
+    disconnect closes `events`."""
     factory = cast("Callable[[], ServerSentEvent]", keep_alive)  # passes bytes through
     keep_alive_seconds = settings_of(request).keep_alive
     return EventSourceResponse(
@@ -162,8 +154,8 @@ def event_stream(
 
 
 async def until_disconnect(request: Request, work: Coroutine[object, object, T]) -> T:
-    """Await `work`. On a disconnect, cancel `work` and raise ClientDisconnectedError. The route
-    must have read the request's body first."""
+    """Await `work`. On a disconnect, cancel it and raise ClientDisconnectedError. Read the
+    request's body before the call."""
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
@@ -177,8 +169,7 @@ async def until_disconnect(request: Request, work: Coroutine[object, object, T])
 
 
 class StartedStream(Generic[T]):
-    """A stream whose errors before the first item can still become HTTP errors. Iteration first
-    waits for that item. `aclose` closes the generator even before iteration."""
+    """A stream whose errors before the first item can still become HTTP errors."""
 
     def __init__(self, first: asyncio.Future[T], rest: AsyncGenerator[T, None]) -> None:
         self._first: asyncio.Future[T] | None = first
@@ -199,9 +190,8 @@ class StartedStream(Generic[T]):
 
 
 async def start_stream(request: Request, events: AsyncGenerator[T, None]) -> StartedStream[T]:
-    """Wait for the first of `events`. Raises the same errors as `events`, plus
-    ClientDisconnectedError. After the keep-alive interval, returns without the first event, so that
-    heartbeats can start. Then iteration raises the errors."""
+    """Wait for the first of `events`, but no longer than the keep-alive interval. Raises the same
+    errors as `events`, and ClientDisconnectedError."""
 
     async def take_first() -> T:
         return await anext(events)

@@ -1,6 +1,5 @@
-"""Error responses: the HTTP status of every error, and its body in the form of the request's API.
-Knows the tree of errors and the APIs' forms, not the routes. The client of an unexpected error gets
-a fixed text with its request id; the log has the traceback under the same id."""
+"""Error responses: the status of every error, and its body in the form of the request's API. Only
+the log contains the details of an unexpected error."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ from semantic.domain.errors import (
 logger = logging.getLogger("semantic.server")
 
 RETRY_SECONDS: Final = 5
-"""Default Retry-After in seconds, used when there is no better estimate."""
+"""Default Retry-After in seconds."""
 
 _ANTHROPIC_PATHS: Final = "/v1/messages"
 _OLLAMA_PATHS: Final = "/api"
@@ -46,17 +45,15 @@ _LM_STUDIO_PATHS: Final = "/api/v0"
 _INTERNAL: Final = "internal error; the server's log has the details under this request's id"
 
 _CANCELLED: Final = 499
-"""nginx's status for a closed request: sent for a cancelled request, and logged for a client that
-left. Clients repeat a request after 408, 409, 429 or 5xx, but never after this status."""
+"""nginx's status for a closed request. Clients do not repeat a request after this status."""
 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _NOT_TO_BE_REPEATED: Final = frozenset({500, _CANCELLED})
-"""Statuses after which SDKs must not repeat a request: it would fail again, or an operator
-cancelled it."""
+"""Statuses after which SDKs must not repeat a request."""
 
 _CLOSING: Final = frozenset({408, 431, 505})
-"""Statuses after which the connection closes without reading the rest of the request."""
+"""Statuses after which the connection closes."""
 
 _ANTHROPIC_TYPES: Final = {
     400: "invalid_request_error",
@@ -72,7 +69,7 @@ _ANTHROPIC_TYPES: Final = {
 
 
 class WireError(Exception):
-    """An error response that the HTTP layer itself raises: a status and a message."""
+    """An error response that the HTTP layer itself raises."""
 
     def __init__(
         self,
@@ -98,9 +95,8 @@ class TooLargeError(WireError):
 
 
 def check_finished(end: AnswerEnd) -> None:
-    """Raise WireError unless the answer is complete or reached `max_tokens`. The cause of a failure
-    may disclose details of the machine, so only the log contains it, except for causes known to be
-    harmless. If a grammar fails, the request is at fault: a retry would fail too."""
+    """Raise WireError unless the answer is complete or reached `max_tokens`. The message omits
+    details of the machine."""
     if end.reason == "cancelled":
         raise WireError(_CANCELLED, "the request was cancelled", code="cancelled")
     if end.reason == "error":
@@ -118,7 +114,7 @@ class ClientDisconnectedError(Exception):
 
 
 class FieldError(InvalidRequestError):
-    """A field of the body is invalid; `param` is its path, as in `messages[0].content`."""
+    """A field of the body is invalid. `param` is its path, as in `messages[0].content`."""
 
     def __init__(self, message: str, *, param: str) -> None:
         super().__init__(message)
@@ -131,8 +127,8 @@ class FieldError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as a client sees it. `tokens` is (requested, limit) for a context overflow. With
-    `closes`, the connection closes after the response."""
+    """An error as a client sees it. `tokens` is (requested, limit) for a context overflow. `closes`
+    closes the connection after the response."""
 
     status: int
     message: str
@@ -144,7 +140,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return the problem to report for `error`; all unexpected errors share a fixed text."""
+    """Return the problem to report for `error`. All unexpected errors share one text."""
     match error:
         case WireError():
             found = Problem(error.status, str(error), error.param, error.code, error.retry_after)
@@ -226,12 +222,11 @@ def ollama_error(problem: Problem) -> dict[str, object]:
 
 
 def _is_ours(problem: Problem) -> bool:
-    """Return whether the server is at fault: the server failed or cancelled the request."""
     return problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR or problem.status == _CANCELLED
 
 
 def problem_response(scope: Scope, problem: Problem) -> Response:
-    """Return the error response to the request of `scope`, in the form of the request's API."""
+    """Return the error response in the form of the request's API."""
     if is_anthropic(scope["path"]):
         body = anthropic_error(problem, request_id_of(scope))
     elif is_ollama(scope["path"]):
@@ -265,7 +260,7 @@ def _is_below(path: str, prefix: str) -> bool:
 
 
 def id_headers(request_id: str | None) -> dict[str, str]:
-    """Return headers with the request id under OpenAI's name and under Anthropic's name."""
+    """Return headers with the request id under OpenAI's and Anthropic's name."""
     return {} if request_id is None else {"x-request-id": request_id, "request-id": request_id}
 
 
@@ -277,11 +272,11 @@ _EXPECTED: Final = (
     HTTPException,
     RequestValidationError,
 )
-"""Errors whose message is for the client; any other error is a bug."""
+"""Errors with a message for the client; any other error is a bug."""
 
 
 def request_id_of(scope: Scope) -> str | None:
-    """Return the id that `RequestLogMiddleware` assigned to the request of `scope`."""
+    """Return the request id that the log has."""
     state: Mapping[str, object] = scope.get("state", {})
     found = state.get("request_id")
     return found if isinstance(found, str) else None
@@ -314,7 +309,7 @@ def _of_the_system(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return all methods of the path; the router reports only those of the first matching route."""
+    """Return all methods of the path; the router reports only the first route's."""
     return [
         method
         for method in _METHODS
@@ -345,14 +340,13 @@ def _unexpected(request: Request, error: Exception) -> Response:
 NDJSON: Final = "application/x-ndjson"
 """The media type of a stream of JSON lines."""
 _LINE_ENDS: Final = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"})
-"""Unicode line separators, at which some readers split lines; JSON can escape them."""
+"""Unicode line separators, at which some readers split lines."""
 
 _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def sse_event(data: object, event: str | None = None) -> bytes:
-    """Return an event with `data` as one line of JSON; a text in `data` must be one line already.
-    `event` is the event's name, without line ends."""
+    """Return a server-sent event called `event`. `data` is JSON or one line of text."""
     if not isinstance(data, str):
         data = _encode(data).translate(_LINE_ENDS)
     name = "" if event is None else f"event: {event}\n"

@@ -1,4 +1,4 @@
-"""Probes and figures: liveness, readiness, version, Prometheus metrics, and the memory limit."""
+"""Probes, metrics and the memory limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GIB: Final = 1 << 30
 
 
 class NewLimit(BaseModel):
-    """The new limit."""
+    """The new memory limit."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -1,8 +1,6 @@
 """The sender of a request: its tenant, its agent, and the session of its client.
 
-Clients name a session in headers and fields that they send without configuration. Each client has
-its own reader, and the first reader that recognizes a session wins. Sessions are only tags: readers
-ignore a value that is too long, not printable or malformed. Each API key has its own tenant.
+Each client has its own reader. The first reader that recognizes a session wins.
 """
 
 from __future__ import annotations
@@ -36,10 +34,10 @@ _LONGEST_AGENT: Final = 256
 Json = Mapping[str, object]
 
 _LONGEST_JSON: Final = 16 << 10
-"""Maximum characters of JSON within a header or a field."""
+"""Most characters of JSON in a header or a field."""
 _OLD_USER_ID: Final = re.compile(r"user_.{1,200}_session_([0-9A-Za-z-]{1,64})", re.ASCII)
 _ROOT: Final = "root"
-"""Codex's name for the agent that talks to the user; agent names are paths."""
+"""Codex's name for the agent that talks to the user."""
 _NOTHING: Final[Json] = {}
 
 
@@ -57,7 +55,7 @@ def tenant_of(request: Request) -> str:
 
 
 def route_of(request: Request) -> str:
-    """Return the routing key that a fleet gave the request; "" on a server outside a fleet."""
+    """Return the routing key from a fleet; "" outside a fleet."""
     route: str = getattr(request.state, "route", "")
     return route
 
@@ -68,7 +66,7 @@ def is_operator(request: Request) -> bool:
 
 
 def require_operator(request: Request, what: str) -> None:
-    """Raise WireError unless the request has an operator's key; `what` names the refused action."""
+    """Raise WireError unless the request has an operator's key. `what` names the action."""
     if not is_operator(request):
         raise WireError(
             HTTPStatus.FORBIDDEN,
@@ -78,8 +76,8 @@ def require_operator(request: Request, what: str) -> None:
 
 
 def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
-    """Return the agent named in the header X-Agent-ID, or else in the field `agent_id`; None if
-    neither names an agent. Raises FieldError."""
+    """Return the agent named in the header X-Agent-ID or the field `agent_id`, or None. Raises
+    FieldError."""
     given = _agent_header(request)
     param = "X-Agent-ID"
     if given is None:
@@ -97,17 +95,17 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
 
 
 def identity_of(request: Request, body: Mapping[str, object]) -> Identity | None:
-    """Return the identity that the client sends without configuration, or None."""
+    """Return the session that the client sends by itself, or None."""
     return read_identity(header_texts(request.headers), body)
 
 
 def header_texts(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of `headers` as text, with the lower-case names as keys."""
+    """Return `headers` as text, with lower-case names as keys."""
     return {name: _header_text(value) for name, value in headers.items()}
 
 
 def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Return the identity in `headers` (lower-case names) and `body`, or None."""
+    """Return the session in `headers` and `body`, or None."""
     for read in _READERS:
         found = read(headers, body)
         if found is not None:
@@ -116,7 +114,7 @@ def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read Claude Code's identity. Subagents have ids; nested subagents also send a parent's id."""
+    """Subagents have ids of their own; nested subagents also send their parent's id."""
     session = _tag(headers.get("x-claude-code-session-id")) or _session_of_user_id(body)
     if session is None:
         return None
@@ -128,7 +126,7 @@ def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _session_of_user_id(body: Json) -> str | None:
-    """Return the session in `metadata.user_id`: a member of its JSON, or an old text's suffix."""
+    """Return the session in `metadata.user_id`, which is JSON or, in older clients, a text."""
     user_id = _object(body.get("metadata")).get("user_id")
     if not isinstance(user_id, str):
         return None
@@ -140,7 +138,7 @@ def _session_of_user_id(body: Json) -> str | None:
 
 
 def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read Codex's identity. A thread is an agent; the root agent's thread has the session's id."""
+    """A thread is an agent; the root agent's thread has the session's id."""
     metadata = _object(body.get("client_metadata"))
     turn = _parsed(headers.get("x-codex-turn-metadata") or metadata.get("x-codex-turn-metadata"))
     if not (turn or _sent_by(CODEX, headers, "originator", "user-agent")):
@@ -170,7 +168,7 @@ def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _opencode(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read OpenCode's identity. A subagent has its own session."""
+    """A subagent has its own session."""
     del body
     if "x-correlation-id" in headers:
         return None
@@ -184,8 +182,7 @@ def _opencode(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _aiperf(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read AIPerf's identity. AIPerf sends the same id in two headers; other clients may send only
-    x-correlation-id."""
+    """Only AIPerf sends the same id in two headers; others may send x-correlation-id alone."""
     del body
     session = _tag(headers.get("x-correlation-id"))
     if session is None or "x-session-affinity" not in headers:
@@ -194,7 +191,6 @@ def _aiperf(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read the id of a conversation from one of the fields that any client may send."""
     metadata = _object(body.get("metadata"))
     conversation = body.get("conversation")
     session = _first_tag(
@@ -207,8 +203,7 @@ def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _shared_tag(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read a tag that a client sends with all conversations of a user, or with all conversations
-    that share a prefix."""
+    """Read a tag that several conversations share."""
     del headers
     user_id = _object(body.get("metadata")).get("user_id")
     tag = _first_tag(
@@ -247,7 +242,6 @@ def _object(value: object) -> Json:
 
 
 def _parsed(text: object) -> Json:
-    """Return the JSON object that `text` encodes; an empty object for any other text."""
     if not isinstance(text, str) or len(text) > _LONGEST_JSON:
         return _NOTHING
     try:
@@ -262,7 +256,7 @@ def _agent_header(request: Request) -> str | None:
 
 
 def _header_text(value: str) -> str:
-    """Return a header value decoded as UTF-8, like bodies and paths, or else as Latin-1."""
+    """Return a header value decoded as UTF-8, or else as Latin-1."""
     try:
         return value.encode("latin-1").decode()  # the raw bytes
     except UnicodeDecodeError:
@@ -272,7 +266,7 @@ def _header_text(value: str) -> str:
 # API keys
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version", "/api/hello"})
-"""Paths that need no key: probes use them before an operator configures one."""
+"""Paths that need no key."""
 
 _UNAUTHORIZED: Final = Problem(
     HTTPStatus.UNAUTHORIZED,
@@ -282,9 +276,8 @@ _UNAUTHORIZED: Final = Problem(
 
 
 class AuthMiddleware:
-    """Replies 401 to a request without a valid key, if the server has keys, and 429 to a tenant
-    above its fair share of `max_requests`. Stores the key's tenant in the scope, or the fact that
-    the key is an operator's."""
+    """Replies 401 to a request without a valid key, and 429 to a tenant above its fair share of
+    `max_requests`."""
 
     def __init__(
         self,
@@ -341,15 +334,14 @@ def _too_many(own: int) -> Problem:
 
 
 def presented_keys(headers: Headers) -> list[str]:
-    """Return the keys in Authorization and X-Api-Key: either header may have an outdated key."""
+    """Return the keys in Authorization and X-Api-Key."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if kind.lower() == "bearer" else ""
     return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]
 
 
 class ApiKeys:
-    """The API keys of a server. Stores digests, so that the log can never contain a key. An
-    object without keys is false: then every request belongs to the tenant ""."""
+    """The API keys of a server, stored as digests. False if there are no keys."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._tenants = {_digest(key): tenant_name(key) for key in keys}
@@ -358,7 +350,7 @@ class ApiKeys:
         return len(self._tenants)
 
     def tenant(self, presented: str) -> str | None:
-        """Return a key's tenant; None for an unknown key. Compares each key in constant time."""
+        """Return a key's tenant, or None for an unknown key. Compares in constant time."""
         digest = _digest(presented)
         found = None
         for known, tenant in self._tenants.items():
@@ -372,7 +364,7 @@ _TENANT_BYTES: Final = 16
 
 
 def tenant_name(key: str) -> str:
-    """Return the name of `key`'s tenant in stores: stable across restarts, never the key itself."""
+    """Return the tenant's name in stores. It is stable across restarts and never the key itself."""
     return hashlib.blake2b(
         key.encode(), digest_size=_TENANT_BYTES, person=_TENANT, usedforsecurity=True
     ).hexdigest()

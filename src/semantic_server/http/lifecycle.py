@@ -1,6 +1,4 @@
-"""Server lifecycle: answers probes at once, loads the model in the background, saves on shutdown.
-Also builds public prefixes and validators before the first request. Knows that a model takes time
-to load and close, but not the steps."""
+"""Loads the model in the background while probes are answered, and saves on shutdown."""
 
 from __future__ import annotations
 
@@ -30,15 +28,15 @@ from semantic_server.http.openai.validators import (
 from semantic_server.http.request_body import parse_object
 
 Load = Callable[[], Coroutine[None, None, RunnableServing]]
-"""Loads a model without blocking the event loop. Cancelled if the server stops first."""
+"""Loads a model without blocking the event loop."""
 
 _LOOK_SECONDS = 1.0
 """Seconds between two checks of the process's memory."""
 
 
 class Lifecycle:
-    """Loads a served model in the background, and closes it on shutdown. Calls `ready` once the
-    model accepts requests. `failure` is the error that prevented loading or a clean shutdown."""
+    """Loads a model in the background, and closes it on shutdown. `failure` is the error that
+    prevented loading or closing."""
 
     def __init__(
         self,
@@ -60,7 +58,7 @@ class Lifecycle:
 
     @asynccontextmanager
     async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
-        """Run the ASGI lifespan: answer the first probes, and end once every agent is saved."""
+        """Run the ASGI lifespan, which ends once every agent is saved."""
         task = asyncio.create_task(self._load_model())
         task.add_done_callback(self._record_failure)
         looking = asyncio.create_task(self._look_at_memory())
@@ -86,7 +84,7 @@ class Lifecycle:
         self._ready(serving)
 
     async def _look_at_memory(self) -> None:
-        """Measure memory even while no request computes, because other programs may need memory."""
+        """Measure memory even while the engine is idle: other programs may need it."""
         while not self._is_over.is_set():
             if self._context.memory is not None:
                 await self._context.memory.look_at_memory()
@@ -119,9 +117,9 @@ def _figures(serving: RunnableServing) -> Figures:
 
 
 def read_public_prefix(path: Path) -> Chat:
-    """Read a public prefix, the start of a conversation whose cache all tenants share, from `path`.
-    A .json file has the fields `messages` and optionally `tools` of a chat completion request. Any
-    other file is the text of a system message. Raises InvalidRequestError for an unusable file."""
+    """Read the start of a conversation whose cache all tenants share. A .json file has the fields
+    `messages` and optionally `tools`. Any other file is a system message. Raises
+    InvalidRequestError for an unusable file."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -136,7 +134,7 @@ def read_public_prefix(path: Path) -> Chat:
 
 
 def build_validators() -> None:
-    """Build the validators of bodies (in 0.1 seconds) before the first request. Thread-safe."""
+    """Build the validators before the first request. Takes 0.1 seconds. Thread-safe."""
     validators()
     chat_adapter()
     completion_adapter()

@@ -1,5 +1,4 @@
-"""The server's log on stderr, as text or JSON lines: configuration, a line per request, progress of
-long prefills, and each warning once. Never logs a prompt, a key, a body or a requested path."""
+"""The server's log on stderr. Never logs a prompt, a key, a body or a requested path."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from semantic_server.http.answer_records import AnswerRecord, Observer, lost_tok
 from semantic_server.http.errors import id_headers, logger
 
 LOG_FIELDS: Final = "fields"
-"""The attribute of a log record that holds its fields by name."""
+"""The attribute of a log record that contains its fields by name."""
 
 LogFields = dict[str, str | int | float | None]
 
@@ -31,7 +30,7 @@ def log_event(event: str, fields: LogFields, level: int = logging.INFO) -> None:
 
 
 class TextLines(logging.Formatter):
-    """Formats records as `12:00:00 info request agent=a prompt=12`, without None fields."""
+    """Formats records as `12:00:00 info request agent=a prompt=12`."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC).astimezone().strftime("%H:%M:%S")
@@ -43,7 +42,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Formats records as objects: `time`, `level`, `event`, the fields, an exception's `trace`."""
+    """Formats records as JSON objects."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -58,7 +57,7 @@ class JsonLines(logging.Formatter):
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to the current `sys.stderr`, which a progress bar replaces for a time."""
+    """Writes to the current `sys.stderr`, which a progress bar may replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         # Not `setStream`: it flushes the previous stream, even a closed one.
@@ -67,7 +66,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def configure_logs(form: Literal["text", "json"], level: str) -> None:
-    """Send the log of `semantic`, and the warnings of uvicorn and asyncio, to stderr."""
+    """Send the log of `semantic`, and warnings of uvicorn and asyncio, to stderr."""
     handler = StderrHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     ours = logging.getLogger("semantic")
@@ -83,7 +82,7 @@ def configure_logs(form: Literal["text", "json"], level: str) -> None:
 
 
 def is_not_duplicate(record: logging.LogRecord) -> bool:
-    """Return False for uvicorn's records of events that this server itself logs or replies to."""
+    """Return False for uvicorn's records of events that this server logs itself."""
     known = ("Exception in ASGI application", "Invalid HTTP request", "ASGI callable returned")
     return not record.getMessage().startswith(known)
 
@@ -94,7 +93,6 @@ def _fields_of(record: logging.LogRecord) -> list[tuple[str, str | int | float |
 
 
 def _quoted(value: str | float | None) -> str:
-    """Return `value` as one word, in quotes if it contains spaces or special characters."""
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
     plain = text.isprintable() and text and not any(mark in text for mark in ' "=')
     return text if plain else json.dumps(text, ensure_ascii=True)
@@ -105,24 +103,24 @@ def _one_line(text: str) -> str:
 
 
 _MAX_WARNINGS: Final = 1000
-"""Distinct warnings to remember, so that names invented by clients cannot fill the memory."""
+"""Most distinct warnings to remember."""
 
 
 class WarnOnce:
-    """Logs each distinct warning once, at most `_MAX_WARNINGS` warnings in all."""
+    """Logs each distinct warning once."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
     def warn(self, message: str) -> None:
-        """Log `message` as a warning, but only the first time."""
+        """Log `message` the first time."""
         if message not in self._logged and len(self._logged) < _MAX_WARNINGS:
             self._logged.add(message)
             logger.warning("%s", message)
 
 
 QUIET_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/", "/api/hello", "/version"})
-"""Paths that machines poll every few seconds: logged at debug level."""
+"""Paths that machines poll every few seconds. Logged at debug level."""
 
 _ENTRY: Final = "request_line"
 
@@ -138,7 +136,7 @@ class RequestLogEntry(Observer):
         self._records.append(record)
 
     def fields(self) -> LogFields:
-        """Return the entry's fields: summed tokens, the longest times, the largest cache miss."""
+        """Return the fields to log, summed over all answers."""
         if not self._records:
             return {}
         usages = [record.usage for record in self._records]
@@ -217,24 +215,22 @@ class RequestLogMiddleware:
 
 
 def _method(scope: Scope) -> str:
-    """Return a known HTTP method, or "?", because the log must not contain texts from clients."""
     known = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
     method: str = scope["method"]
     return method if method in known else "?"
 
 
 def _pattern(scope: Scope) -> str:
-    """Return the route's pattern, as in `/v1/models/{id}`; "?" if there is no route."""
     pattern: str = getattr(scope.get("route"), "path_format", "?")
     return pattern
 
 
 PROGRESS_INTERVAL: Final = 5.0
-"""Seconds between two progress lines; shorter prefills log no progress."""
+"""Seconds between two progress lines."""
 
 
 class ProgressLog(Observer):
-    """Logs `prefill 12288/60000` every few seconds, with tokens per second and the seconds left."""
+    """Logs the progress of long prefills, as `prefill 12288/60000`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,5 +1,5 @@
-"""Metrics of answers, engines and stores for Prometheus. A metric has vLLM's name if vLLM has the
-same metric, else a name `semantic_*`."""
+"""Metrics of answers, engines and stores for Prometheus. Names follow vLLM where it has the same
+metric."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _TOKENS: Final = (1, 10, 100, 1_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
 
 _RESTORED: Final = ("memory", "disk", "remote")
-"""Tiers whose blocks need restoring, unlike blocks that are still in the pool."""
+"""Tiers outside the pool."""
 
 
 class Metrics(Observer):
-    """Prometheus metrics. Each metric has a label with a model's id, by default `model`."""
+    """Prometheus metrics, labelled with the model's id."""
 
     def __init__(self, model: str, figures: Callable[[], Figures | None]) -> None:
         self.registry = CollectorRegistry()

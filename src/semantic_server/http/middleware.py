@@ -1,6 +1,4 @@
-"""ASGI middleware at the edge: shutdown, request limits, Host and Origin checks. `app` lists the
-middleware in request order. Knows sizes, clocks and headers, but no routes. `server` handles
-everything before a connection's request is complete."""
+"""ASGI middleware: shutdown, request limits, and checks of Host and Origin."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ _STOPPING: Final = Problem(
 
 
 class ShutdownMiddleware:
-    """Replies 503 to a request that a shutdown cancels before its response has started. A started
-    response ends without its final event. A shutdown cancels a request's task once the time for
-    answers is over; a disconnect cancels no task, because `receive` reports the disconnect."""
+    """Replies 503 to a request that a shutdown cancels before its response has started."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -66,18 +62,16 @@ _VERSIONS: Final = frozenset({"1.0", "1.1"})
 
 
 UPLOADS: Final = frozenset({("POST", "/v1/agents/import")})
-"""Method and path of requests whose body is a file that may be larger than memory. The route limits
-the size according to the beginning of the file."""
+"""Method and path of requests whose body may be larger than memory."""
 _UPLOAD_STEP: Final = 1 << 20
-"""Bytes of an upload that must arrive within the time that other routes allow for a whole body."""
+"""Bytes of an upload that must arrive within the timeout of a whole body."""
 
 
 class RequestLimitsMiddleware:
     """Replies 431 to too many header fields, 413 to a large body, 408 to a slow one.
 
-    Replies 505 to anything but HTTP/1, and 415 to an encoding outside `_ENCODINGS`. Counts a body
-    without Content-Length while it arrives, and a compressed body while decoding. For `UPLOADS`,
-    each MiB may take as long as another route's whole body, and this class sets no size limit.
+    Also replies 505 to anything but HTTP/1, and 415 to an unknown encoding. Uploads have no size
+    limit here.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
@@ -132,8 +126,8 @@ def _is_upload(scope: Scope) -> bool:
 
 
 class _LimitedBody:
-    """A request body with a size limit and a deadline; `receive` raises WireError beyond a limit.
-    An upload has no size limit, and a new deadline for each of its steps."""
+    """A request body with a size limit and a deadline; `receive` raises WireError beyond a
+    limit."""
 
     def __init__(self, receive: Receive, settings: ServerSettings, *, is_upload: bool) -> None:
         self._receive = receive
@@ -174,7 +168,7 @@ class _LimitedBody:
 
 _ENCODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
 _DECODED_STEP: Final = 1 << 18
-"""Bytes to decode at once, which takes less than a millisecond."""
+"""Bytes to decode at once, in less than a millisecond."""
 
 
 def _without_length(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -182,9 +176,8 @@ def _without_length(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes,
 
 
 class _DecodedBody:
-    """A compressed request body, in decoded pieces of at most `_DECODED_STEP` bytes. "deflate"
-    means zlib's format, or the bare deflate stream that some clients send. `receive` raises
-    WireError for data in any other format."""
+    """A compressed request body, decoded in pieces. Some clients send "deflate" without zlib's
+    header. `receive` raises WireError for malformed data."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -210,7 +203,6 @@ class _DecodedBody:
         }
 
     def _decode(self) -> bytes:
-        """Return the next piece of the received body. Raises WireError."""
         if self._decoder is None:
             if not self._left:
                 return b""
@@ -246,11 +238,8 @@ _PREFLIGHT_MAX_AGE: Final = "600"
 class HostMiddleware:
     """Replies 421 to a forbidden Host and 403 to a forbidden Origin. Answers CORS preflights.
 
-    Prevents two attacks from web pages: DNS rebinding (a foreign name that resolves to this machine
-    arrives as Host) and cross-origin posts to a known address (the page arrives as Origin). Allowed
-    hosts are loopback names, the bound address and `names`. On a server that the network can reach,
-    every numeric address is allowed too: no attacker can register such an address. "*" allows all.
-    Pages from `origins` get the CORS headers that their browser requires.
+    Prevents DNS rebinding and cross-origin posts from web pages. Allowed hosts are loopback names,
+    the bound address and `names`. "*" allows all.
     """
 
     def __init__(
@@ -317,8 +306,7 @@ class HostMiddleware:
 
 
 def _in_origin_form(scope: Scope) -> Scope:
-    """Turn a request for http://HOST/PATH, the form for proxies, into a request for PATH with HOST
-    as host, ignoring the Host header (RFC 9112, 3.2.2)."""
+    """Turn a proxy's request for http://HOST/PATH into a request for PATH (RFC 9112, 3.2.2)."""
     scheme, mark, rest = scope["path"].partition("://")
     if not mark or scheme.lower() not in ("http", "https"):
         return scope
@@ -332,7 +320,7 @@ def _in_origin_form(scope: Scope) -> Scope:
 _TWO_LENGTHS: Final = Problem(
     HTTPStatus.BAD_REQUEST, "expected Content-Length or Transfer-Encoding, got both", closes=True
 )
-"""The error for two lengths: a proxy and this server could end the body at different bytes."""
+"""The error for two lengths: a proxy could end the body at another byte than this server."""
 
 
 def _preflight_response(origin: str, requested: Headers) -> Response:
@@ -349,8 +337,6 @@ def _preflight_response(origin: str, requested: Headers) -> Response:
 
 
 def _with_cors_headers(origin: str, send: Send) -> Send:
-    """Wrap `send` to add the headers that let the browser show the response to the page."""
-
     async def shown(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
@@ -366,7 +352,7 @@ _AUTHORITY: Final = re.compile(r"(\[(?P<address>[^][]+)\]|(?P<name>[^][:/?#@\\\s
 
 
 def host_of(authority: str) -> str | None:
-    """Return the host of a Host header, without port and brackets; None for a malformed header."""
+    """Return the host of a Host header without its port, or None for a malformed header."""
     found = _AUTHORITY.fullmatch(authority)
     return None if found is None else (found["address"] or found["name"]).lower()
 

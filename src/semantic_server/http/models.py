@@ -1,6 +1,4 @@
-"""/v1/models, /api/v0/models, /tokenize, /detokenize: the served models, names and tokenizers.
-/v1/models returns the fields of OpenAI's and Anthropic's clients, /api/v0/models returns LM
-Studio's fields; tokenization follows vLLM's routes."""
+"""/v1/models, /api/v0/models, /tokenize and /detokenize."""
 
 from __future__ import annotations
 
@@ -111,8 +109,8 @@ async def show_model(request: Request, model_id: str) -> Model:
 
 
 def listed_models(request: Request) -> list[tuple[AnyModel, ModelStatus | None]]:
-    """Return all models with their states, the embedding model last. The state is None for the
-    embedding model, and for the only model of a server."""
+    """Return all models with their states, the embedding model last. The state is None for a model
+    that never unloads."""
     context = context_of(request)
     first = serving_of(request).model
     rows: list[tuple[AnyModel, ModelStatus | None]] = [(first, None)]
@@ -123,7 +121,7 @@ def listed_models(request: Request) -> list[tuple[AnyModel, ModelStatus | None]]
 
 
 def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | None]:
-    """Return the first model that accepts `name`, and its state. Raises ModelNotFoundError."""
+    """Return the first model called `name`, and its state. Raises ModelNotFoundError."""
     rows = listed_models(request)
     for served, status in rows:
         if served.accepts(name):
@@ -132,7 +130,7 @@ def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | N
 
 
 def context_length(served: AnyModel) -> int:
-    """Return the limit on tokens of a prompt plus its answer, or of a text to embed."""
+    """Return the most tokens of a prompt and its answer, or of a text to embed."""
     return served.context_tokens if isinstance(served, ServedModel) else served.max_tokens
 
 
@@ -170,7 +168,6 @@ async def _changed(
 
 
 def _sees_load(request: Request) -> bool:
-    """Return whether the caller may see the load of other tenants."""
     return is_operator(request) or not settings_of(request).api_keys
 
 
@@ -297,7 +294,6 @@ class Detokenized(BaseModel):
 
 
 def _body(*schemas: dict[str, object]) -> dict[str, object]:
-    """Return the OpenAPI description of a JSON body that fits any of `schemas`."""
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

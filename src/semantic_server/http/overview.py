@@ -1,6 +1,5 @@
-"""/v1/overview: the savings, contents and activity of the server; and /v1/requests, to list or
-cancel requests. A tenant sees its own requests and savings. Figures about all tenants are for
-operators, and for all clients of a server without keys. Shows no texts and no tokens."""
+"""/v1/overview and /v1/requests: figures of the server, and its requests. A tenant sees its own
+requests only."""
 
 from __future__ import annotations
 
@@ -83,7 +82,7 @@ async def cancel(request: Request, request_id: str) -> Cancelled:
 
 
 def running(one: RunningRequest, *, operator: bool) -> Running:
-    """Return a request as replies show it; an operator also gets the tenant's id."""
+    """Return a request in the form of replies. An operator also sees the tenant."""
     return Running(
         id=one.uid,
         agent=one.agent_id,
@@ -260,7 +259,7 @@ async def stream(request: Request) -> Response:
 
 
 class _Viewer:
-    """The viewer of an overview; `tenant` is None for an operator."""
+    """`tenant` is None for an operator."""
 
     def __init__(self, request: Request) -> None:
         self._operator = is_operator(request)
@@ -271,7 +270,6 @@ class _Viewer:
         self._sampled = 0.0
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events of the stream."""
         watch = self._context.watch
         with watch.watching(self.tenant):
             await watch.next()
@@ -280,7 +278,6 @@ class _Viewer:
                 yield sse_event(self.changes().model_dump(mode="json"), "changes")
 
     async def overview(self) -> Overview:
-        """Return everything that the viewer may see."""
         context, agents = self._context, self._context.agents
         ids = await agents.tenants() if self._operator and agents is not None else None
         keyed: Role = "operator" if self._operator else "tenant"
@@ -294,7 +291,6 @@ class _Viewer:
         )
 
     def changes(self) -> Changes:
-        """Return the changes since the last call; the first call returns every record."""
         watch = self._context.watch
         spans = watch.recorder.spans(self.tenant, self._version)[-MOST_SPANS:]
         self._version = max([self._version, *(one.version for one in spans)])
@@ -332,7 +328,6 @@ class _Viewer:
 
     @property
     def _sees_all(self) -> bool:
-        """True if the viewer may see figures about all tenants."""
         return self._operator or not self._has_keys
 
     def _models(self) -> list[ModelRow] | None:
@@ -369,7 +364,6 @@ class _Viewer:
 
 
 def _model_row(one: ModelStatus) -> ModelRow:
-    """Return the fields of a model's row that tenants may see."""
     return ModelRow(
         id=one.served.id,
         parent=one.served.parent,
@@ -383,7 +377,7 @@ def _model_row(one: ModelStatus) -> ModelRow:
 def _add_load(
     row: ModelRow, one: ModelStatus, engine: EngineFigures | None, live: Sequence[LiveRequest]
 ) -> None:
-    """Add the load of all tenants' requests to `row`; `engine` is None for an unloaded model."""
+    """Add the load of all tenants to `row`; `engine` is None for an unloaded model."""
     row.idle_for, row.running, row.waiting = one.idle_for, one.running, one.waiting
     row.tokens_per_second = sum(
         request.tokens_per_second or 0.0 for request in live if request.request.model == row.id

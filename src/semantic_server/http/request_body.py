@@ -1,5 +1,4 @@
-"""Request bodies: converts bytes to a JSON object, and the object to an API's request type. Knows
-limits and JSON, not the meaning of any field."""
+"""Reads request bodies: converts bytes to a JSON object, and validates it."""
 
 from __future__ import annotations
 
@@ -27,55 +26,52 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_SPELLINGS: Final = 32
-"""Most unknown fields of a body to check for misspellings, and the longest name to check."""
+"""Most unknown fields to check for misspellings, and the longest name to check."""
 _ALIKE: Final = 0.85
 
 MAX_DEPTH: Final = 64
 """Maximum nesting of objects and lists."""
 
 MAX_VALUES: Final = 1_200_000
-"""Maximum number of values in a request: parsed values take many times the memory of their text. A
-prompt of 2^20 token ids has fewer values."""
+"""Most values in a request: parsed values take many times the memory of their text. A prompt of
+2^20 token ids has fewer values."""
 
 MAX_MEMBERS: Final = 200_000
-"""Maximum number of members of objects in a request.
+"""Most members of objects in a request.
 
-The parser and pydantic hold the interpreter for the whole of a call, even on a worker thread, so
-one call may take only as long as the event loop may wait: 2 to 4 ms for a MiB of text, half a
-microsecond for a member, a tenth of that for any other value. 16 MiB within these limits take at
-most 0.13 seconds.
+The parser and pydantic hold the interpreter's lock during a call. 16 MiB within these limits take
+at most 0.13 seconds.
 """
 
 _MOST_ERRORS: Final = 2000
 _MOST_ENTRIES: Final = 20
-"""How many entries of each field to validate again if a body has more errors than this. Pydantic
-describes all errors or none, at microseconds each, and a response reports only one."""
+"""Entries of each field to validate again after many errors: pydantic describes all errors, which
+takes microseconds each."""
 
 _OFFLOAD_BYTES: Final = 1 << 16
-"""Size from which a worker thread parses a body: a smaller body takes the event loop a few
-milliseconds at most."""
+"""Size from which a worker thread parses a body."""
 
 
 _LARGE_BYTES: Final = 1 << 20
-"""Size above which a body waits until all of its bytes fit in the memory for large bodies."""
+"""Size above which a body waits for memory."""
 _RETRY_SECONDS: Final = 5
 _THREADS: Final = 2
-"""Threads that parse bodies; one of them parses short bodies only."""
+"""Threads that parse bodies. One of them parses short bodies only."""
 
 
 class LargeBodies:
-    """Limits the memory for large bodies; shares parser threads fairly. Use on one event loop."""
+    """Limits the memory for large bodies. Use it on one event loop."""
 
     def __init__(self, most: int, timeout: float) -> None:
-        """At most `most` bytes are in memory; a body waits at most `timeout` seconds for memory."""
+        """At most `most` bytes are in memory. A body waits at most `timeout` seconds."""
         self.threads = FairThreads(_THREADS, "parse", rests=True)
         self._room = FairRoom(most)
         self._timeout = timeout
         self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
 
     async def take(self, n_bytes: int, tenant: str = "") -> None:
-        """Wait until `n_bytes` fit in the memory for large bodies; `give` frees the bytes. Raises
-        OverloadedError after the timeout."""
+        """Wait until `n_bytes` fit in the memory for large bodies. Raises OverloadedError after the
+        timeout."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(own := (tenant, n_bytes, turn))
         self._start()
@@ -115,8 +111,8 @@ class LargeBodies:
 
 
 def check_spelling(unknown: Iterable[str], known: Collection[str], within: str = "") -> None:
-    """Raise FieldError if an `unknown` field resembles a `known` field, which the error then
-    suggests. `within` is the path prefix of a nested object."""
+    """Raise FieldError if an `unknown` field resembles a `known` one. `within` is the path
+    prefix."""
     for name in islice(unknown, _MOST_SPELLINGS):
         if len(name) > _MOST_SPELLINGS:
             continue
@@ -129,18 +125,16 @@ def check_spelling(unknown: Iterable[str], known: Collection[str], within: str =
 
 
 async def read_json(request: Request) -> dict[str, object]:
-    """Read the body as a JSON object; an empty body is an error. Raises InvalidRequestError unless
-    the body is a JSON object in UTF-8, nested at most `MAX_DEPTH` deep. Raises TooLargeError for
-    too many values, and the same errors as `read_body`."""
+    """Read the body as a JSON object. Raises InvalidRequestError for anything else, TooLargeError
+    for too many values, and the same errors as `read_body`."""
     async with read_body(request) as data:
         return await parse_offloaded(request, data)
 
 
 @asynccontextmanager
 async def read_body(request: Request) -> AsyncIterator[bytes]:
-    """Read the body; a large body keeps its share of the memory until the `with` block ends. Raises
-    TooLargeError for too many bytes, ClientDisconnectedError if the client disconnects, and
-    OverloadedError if other large bodies fill the memory."""
+    """Read the body within a `with` block. Raises TooLargeError, ClientDisconnectedError on a
+    disconnect, and OverloadedError if large bodies fill the memory."""
     bodies: LargeBodies = request.app.state.bodies
     data, taken, tenant = bytearray(), 0, getattr(request.state, "tenant", "")
     try:
@@ -158,7 +152,7 @@ async def read_body(request: Request) -> AsyncIterator[bytes]:
 
 
 async def parse_offloaded(request: Request, data: bytes) -> dict[str, object]:
-    """Call `parse_object`: for a large body on a worker thread, for a small body directly."""
+    """Call `parse_object`, for a large body on a worker thread."""
     if len(data) < _OFFLOAD_BYTES:
         return parse_object(data)
     return await on_thread(request, parse_object, data)
@@ -167,7 +161,7 @@ async def parse_offloaded(request: Request, data: bytes) -> dict[str, object]:
 async def on_thread(
     request: Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call `function` on a worker thread, as bodies may be large; tenants share threads fairly."""
+    """Call `function` on a worker thread. Tenants share the threads fairly."""
     bodies: LargeBodies = request.app.state.bodies
     is_short = _size_of(request) < _OFFLOAD_BYTES
     tenant = getattr(request.state, "tenant", "")
@@ -175,7 +169,6 @@ async def on_thread(
 
 
 def _size_of(request: Request) -> int:
-    """Return the limit on the body's size in bytes."""
     most = request.app.state.context.settings.max_body_bytes
     length = request.headers.get("content-length", "")
     if not length:
@@ -202,8 +195,8 @@ def parse_object(data: bytes) -> dict[str, object]:
 
 
 def _with_whole_characters(data: bytes) -> bytes:
-    """Return `data` with U+FFFD for each escape of half a surrogate pair. JavaScript writes half a
-    pair when it cuts a text within an emoji, and the conversation's history keeps the text."""
+    """Replace each escaped half of a surrogate pair by U+FFFD. JavaScript leaves a half when it
+    cuts a text within an emoji."""
     if not _HALF.search(data) or b"\0" in data:
         return data
     marked = data.replace(rb"\\", b"\0\0")  # an escaped backslash starts no escape
@@ -213,7 +206,7 @@ def _with_whole_characters(data: bytes) -> bytes:
 
 
 class LazyAdapter(Generic[T]):
-    """A validator that builds itself at its first use, because building takes milliseconds."""
+    """A validator that builds itself at its first use, because that takes milliseconds."""
 
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind
@@ -233,8 +226,7 @@ async def read_as(adapter: TypeAdapter[T], request: Request) -> T:
 
 
 def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
-    """Validate `body` with `adapter`. Raises FieldError for the first wrong field. In a union,
-    reports the deepest error of the branch that matched furthest."""
+    """Validate `body` with `adapter`. Raises FieldError for the first wrong field."""
     try:
         return adapter.validate_python(body)
     except ValidationError as error:
@@ -251,7 +243,7 @@ def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
 
 
 def _fewer_errors(adapter: TypeAdapter[T], body: Mapping[str, object]) -> ValidationError | None:
-    """Return the errors in the first entries of each field; None for no errors or too many."""
+    """None means no errors, or too many to report."""
     try:
         adapter.validate_python({name: _beginning(value) for name, value in body.items()})
     except ValidationError as error:
@@ -266,8 +258,7 @@ def _beginning(value: object) -> object:
 
 
 def _require_few_values(data: bytes) -> None:
-    """Raise TooLargeError for JSON with too many values, before parsing builds the values. Counts
-    JSON's marks; above a limit, counts only the marks outside of texts."""
+    """Raise TooLargeError for JSON with too many values, before parsing builds them."""
     if _within_limits(data):
         return
     marks = data.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -299,7 +290,6 @@ _KINDS: Final[dict[type, str]] = {
 
 
 def _check_values(body: dict[str, object]) -> None:
-    """Raise InvalidRequestError for deep nesting, and for numbers that overflow to infinity."""
     level: list[object] = [body]
     for _ in range(MAX_DEPTH):
         below: list[object] = []
@@ -322,8 +312,8 @@ def _children(value: object) -> Iterable[object]:
 
 
 def _path(parts: Sequence[int | str], body: object) -> str:
-    """Return the path of an error, as in `messages[0].content`: the parts of pydantic's location
-    that exist in the body, and the last part. Drops other parts, which name branches of unions."""
+    """Return an error's path, as in `messages[0].content`. Pydantic's location also names branches
+    of unions."""
     path = ""
     at = body
     for part in parts:
@@ -344,8 +334,8 @@ def described(
     body: str,
     stream: str | None = None,
 ) -> dict[str, object]:
-    """Return the OpenAPI description of a route that reads its own body. `body` describes the body;
-    `required` and `more` have schemas of its fields. `stream` is the media type of a stream."""
+    """Return the OpenAPI description of a route that reads its own body. `stream` is the media type
+    of a stream."""
     schema = {
         "type": "object",
         "description": body,

@@ -1,5 +1,4 @@
-"""The HTTP server process: one socket, one event loop, limits on connections, shutdown. Knows
-uvicorn, signals, open files and the number of connections, but no routes."""
+"""The HTTP server process: its socket, its event loop and its shutdown."""
 
 from __future__ import annotations
 
@@ -31,20 +30,19 @@ from semantic_server.http.errors import logger
 from semantic_server.http.settings import ServerSettings
 
 KILLED_EXIT_CODE: Final = 130
-"""The exit code after a second signal, as after Ctrl-C."""
+"""The exit code after a second signal."""
 
 _BACKLOG: Final = 512
 
 _ITERATIONS_TO_OPEN: Final = 3
-"""How many iterations asyncio's loop needs to accept connections and then open all of them."""
+"""Iterations of asyncio's loop to accept and open all connections."""
 
 _OPEN_FACTOR: Final = 4
-"""Open connections allowed per connection with a request."""
+"""Open connections per connection with a request."""
 
 
 class HttpServer(uvicorn.Server):
-    """A server that shuts down gracefully on the first signal and exits at once on the second
-    signal. This exit costs only the computation since the last save: the store is crash-safe."""
+    """Shuts down gracefully on the first signal, and exits at once on the second one."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None]) -> None:
         context: ServerContext = app.state.context
@@ -56,7 +54,7 @@ class HttpServer(uvicorn.Server):
         self._ending = context.ending
 
     def refresh_connection_limits(self) -> None:
-        """Recompute the connection limits: loading a model may change the limit on open files."""
+        """Recompute the connection limits after the limit on open files has changed."""
         self._connections.limits = _limits(self._settings)
 
     def stop(self) -> None:
@@ -64,7 +62,7 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal. Python calls this method between two instructions of the main thread."""
+        """Handle a signal, between two instructions of the main thread."""
         del sig, frame
         if self.should_exit:
             os._exit(KILLED_EXIT_CODE)
@@ -72,7 +70,7 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Handle SIGINT, SIGTERM and (without nohup) SIGHUP, which a closed terminal sends."""
+        """Handle SIGINT, SIGTERM and SIGHUP, but under nohup no SIGHUP."""
         with super().capture_signals():
             in_main = threading.current_thread() is threading.main_thread()
             if not in_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -85,7 +83,7 @@ class HttpServer(uvicorn.Server):
                 signal.signal(signal.SIGHUP, before)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting requests, let running requests finish, and save."""
+        """Refuse new requests, let running requests finish, and save."""
         self._on_stop()
         self._watch.close()  # an open page never ends by itself
         await self._finish_accepting()
@@ -95,9 +93,8 @@ class HttpServer(uvicorn.Server):
         ending.cancel()
 
     async def _finish_accepting(self) -> None:
-        """Accept no more connections, and open the accepted ones. uvicorn closes open connections,
-        but asyncio opens an accepted connection two iterations of the loop later. A connection
-        between accept and open would leak, or delay the shutdown until the stop timeout."""
+        """Accept no more connections. asyncio opens an accepted connection two iterations later;
+        until then a close would miss it."""
         loop = asyncio.get_running_loop()
         for server in self.servers:
             for listening in server.sockets:
@@ -109,13 +106,13 @@ class HttpServer(uvicorn.Server):
 def make_server(
     app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None] = lambda: None
 ) -> HttpServer:
-    """Create a server of `app`; run it with `run(sockets=[...])`. Calls `on_stop` on shutdown."""
+    """Create a server of `app`; run it with `run(sockets=[...])`."""
     let_streams_finish()
     return HttpServer(app, settings, on_stop)
 
 
 def let_streams_finish() -> None:
-    """Let running streams finish: `Ending` ends unfinished streams after `stop_timeout`."""
+    """Let running streams finish within the stop timeout."""
     AppStatus.enable_automatic_graceful_drain = False
 
 
@@ -141,7 +138,6 @@ def _config(
 
 
 def _limits(settings: ServerSettings) -> ConnectionLimits:
-    """Return the limits on connections: the settings, lowered to fit the limit on open files."""
     configured = settings.max_connections
     most_open = connections_within_file_limit(configured * _OPEN_FACTOR)
     most = min(configured, max(1, most_open // 2))
@@ -179,9 +175,8 @@ _RESERVED_FILES: Final = 256
 
 
 def connections_within_file_limit(wanted: int) -> int:
-    """Return how many of `wanted` connections fit the limit on open files; raise the soft limit if
-    possible. A process without free descriptors can neither accept a connection, even for a
-    refusal, nor read the store. Under a low limit, connections get half of the descriptors."""
+    """Return how many of `wanted` connections fit the limit on open files. Raises the soft limit if
+    possible. Under a low limit, connections get half of the descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _raise_soft_limit(soft, hard, wanted + _RESERVED_FILES)
     return (
@@ -190,8 +185,7 @@ def connections_within_file_limit(wanted: int) -> int:
 
 
 def _raise_soft_limit(soft: int, hard: int, needed: int) -> int | None:
-    """Raise the soft limit to `needed`, or as far as possible, and return the new limit. Return
-    None if the limit is already at least `needed`."""
+    """Return the new limit, or None if it is unchanged."""
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
     raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

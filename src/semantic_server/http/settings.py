@@ -1,5 +1,4 @@
-"""Server settings: validation, and loading from flags, environment and file. Records the origin of
-every value. Knows no flags by name; never shows the text of secrets."""
+"""Validates server settings from flags, environment and file. Never shows secrets."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return only explicit values: `load_settings` reads the sources and records origins."""
+        """Return only explicit values: `load_settings` reads the other sources."""
         del settings_cls, env_settings, dotenv_settings, file_secret_settings
         return (init_settings,)
 
@@ -69,7 +68,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
     )
     @classmethod
     def _split_commas(cls, given: object) -> object:
-        """Split a text at commas, because an environment variable separates a list by commas."""
+        """Split a text at commas: an environment variable contains a list as text."""
         if isinstance(given, str):
             return tuple(part.strip() for part in given.split(",") if part.strip())
         return given
@@ -77,7 +76,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
     @field_validator("model", mode="before")
     @classmethod
     def _several_models(cls, given: object) -> object:
-        """Take a text as the name of one model: a folder's name may contain commas."""
+        """Take a text as one model: a folder's name may contain commas."""
         return (given,) if isinstance(given, str) else given
 
     @field_serializer("model")
@@ -141,9 +140,9 @@ def is_loopback(host: str) -> bool:
 
 
 KEY_FILES: Final = {"api_keys": "api_key_file", "operator_keys": "operator_key_file"}
-"""The settings of keys, and for each the setting that names a file with more keys."""
+"""For each setting of keys, the setting that names a file with more keys."""
 SECRET_NAMES: Final = frozenset(KEY_FILES)
-"""Settings whose values must never show."""
+"""Settings whose values must never appear in output."""
 
 
 _PREFIX: Final = "SEMANTIC_"
@@ -155,15 +154,14 @@ _LARGEST_FILE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """Settings, and the origin of each setting by name: "flag", "env NAME", "file PATH" or
-    "default". `file` is the settings file; the default file need not exist."""
+    """Settings, and the origin of each: "flag", "env NAME", "file PATH" or "default"."""
 
     settings: ServerSettings
     origins: Mapping[str, str]
     file: Path
 
     def as_json(self) -> dict[str, object]:
-        """Return the values as JSON, with secrets masked, even within a URL."""
+        """Return the values as JSON, with secrets masked."""
         values: dict[str, object] = self.settings.model_dump(mode="json")
         if self.settings.remote_store is not None:
             values["remote_store"] = _SECRET_IN_URL.sub(_MASK, self.settings.remote_store)
@@ -179,11 +177,11 @@ def default_file() -> Path:
 
 
 def load_settings(flags: Mapping[str, object], file: Path | None = None) -> LoadedSettings:
-    """Load settings: flags override the environment, which overrides `file`, which overrides
+    """Load settings: flags override the environment, which overrides the file, which overrides
     defaults.
 
-    `flags` has values by field name. Without `file`, reads the user's default file if it exists.
-    Raises InvalidRequestError, which names the setting, its origin and the expected value.
+    Without `file`, reads the user's default file if it exists. Raises InvalidRequestError, which
+    names the setting and its origin.
     """
     path = default_file() if file is None else file
     environment = _without_empty(EnvSettingsSource(ServerSettings)())
@@ -216,14 +214,13 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
 
 
 def _require_one_tenant_for_events(settings: ServerSettings) -> None:
-    """Refuse `kv_events` with several tenants: a router that compares tokens reveals prompts."""
+    """Refuse `kv_events` with several tenants: routers that compare tokens reveal prompts."""
     if settings.kv_events is not None and len(settings.api_keys) > 1:
         raise InvalidRequestError("kv_events: expected at most one API key: events show prompts")
 
 
 def _require_operators_apart(settings: ServerSettings) -> None:
-    """Refuse operators' keys without tenants' keys, because the server would then allow any
-    request. Refuse a key that an operator and a tenant share."""
+    """Refuse operators' keys without tenants' keys: any request would be allowed."""
     if settings.operator_keys and not settings.api_keys:
         raise InvalidRequestError("operator_keys: expected api_keys too, got none")
     if {*settings.operator_keys} & {*settings.api_keys}:
@@ -231,15 +228,13 @@ def _require_operators_apart(settings: ServerSettings) -> None:
 
 
 def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
-    """Drop empty variables, which count as unset. An empty list of keys stays, so that validation
-    rejects the list instead of opening a server without keys."""
+    """Drop empty variables. An empty list of keys must fail validation, not open the server."""
     return {
         name: value for name, value in environment.items() if value != "" or name in SECRET_NAMES
     }
 
 
 def _overridden(layer: Mapping[str, object]) -> list[str]:
-    """Return "store" if `layer` sets `no_store` to true, and "no_store" if `layer` sets `store`."""
     void = ["no_store"] if "store" in layer else []
     return [*void, "store"] if str(layer.get("no_store", "")).lower() in _TRUE else void
 
@@ -265,7 +260,6 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, object]:
 
 
 def _read_text(path: Path) -> str:
-    """Return a file's text. Raises FileNotFoundError, and InvalidRequestError if unreadable."""
     try:
         with path.open("rb") as file:
             data = file.read(_LARGEST_FILE + 1)
@@ -282,7 +276,6 @@ def _read_text(path: Path) -> str:
 
 
 def _with_keys_of_file(settings: ServerSettings, name: str, path: Path) -> ServerSettings:
-    """Add the keys in the file `path` to the setting `name`: one per line, `#` starts a comment."""
     file_name, given = KEY_FILES[name], getattr(settings, name)
     try:
         lines = [line.strip() for line in _read_text(path).splitlines()]
@@ -302,7 +295,7 @@ def _with_keys_of_file(settings: ServerSettings, name: str, path: Path) -> Serve
 
 
 def _first_problem(error: ValidationError, origins: Mapping[str, str]) -> str:
-    """Return a line with the setting, its origin and the expected value; omits the given value."""
+    """Omits the setting's value, which may be a secret."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     message = message.replace("Input should be", "expected")

@@ -1,12 +1,4 @@
-"""Anthropic's messages, tools and tool choice, translated to the domain's.
-
-A text and a list with one text block are equivalent. `cache_control` has no effect. Messages of
-role "system" keep their position, so a prompt begins like the previous request's prompt. The
-signature of a thinking block authenticates nothing: clients return it unread. If the reply omits a
-block's text at the client's request, the signature carries the text, so that the next prompt can
-contain it. Knows which tools work only on Anthropic's own servers, but not how a template renders a
-tool.
-"""
+"""Translates Anthropic's messages, tools and tool choice to the domain's types."""
 
 from __future__ import annotations
 
@@ -31,18 +23,17 @@ _TEXT: Final = "semantic.text."
 
 
 def signature_of(thought: str) -> str:
-    """Return the signature, always the same, of a thinking block whose text the reply contains."""
+    """Return the signature of a thinking block whose text the client sees."""
     return _SEAL + _encoded(hashlib.sha256(_utf8(thought)).digest())
 
 
 def signature_with_text(thought: str) -> str:
-    """Return a signature that contains the text of a thinking block; the reply omits that text."""
+    """Return a signature that contains the text of a thinking block."""
     return _TEXT + _encoded(_utf8(thought))
 
 
 def thinking_text(shown: str, signature: str) -> str:
-    """Return the text of a thinking block that a client sent back: `shown`, or the text in
-    `signature` if `shown` is empty."""
+    """Return the text of a thinking block that a client sent back."""
     if shown or not signature.startswith(_TEXT):
         return shown
     try:
@@ -65,7 +56,7 @@ _BILLING: Final = "x-anthropic-billing-header:"
 
 _BETWEEN_BLOCKS: Final = "\n\n"
 _FAILED: Final = "Error: "
-"""Prefix of a failed tool's result: templates have no other place to say that a tool failed."""
+"""Prefix of a failed tool's result."""
 
 
 class ConversationReader:
@@ -168,7 +159,6 @@ class ConversationReader:
         return replace(read, content=_FAILED + read.content) if result.get("is_error") else read
 
     def _from_assistant(self, blocks: Sequence[object], path: str) -> Message:
-        """Return one message; joins its texts without a separator, as the model generated them."""
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[ToolCall] = []
@@ -193,7 +183,6 @@ class ConversationReader:
         return ToolCall(call["id"], call["name"], json.dumps(call["input"], ensure_ascii=False))
 
     def _content(self, block: object, path: str) -> _Read:
-        """Return the text of a block, or a note for a block of another type. Raises FieldError."""
         kind = _type(block)
         if not isinstance(block, dict) or kind == "text":
             return checked(self._validators.text, block, path)["text"], None
@@ -224,7 +213,7 @@ class ConversationReader:
 
 
 _Read = tuple[str, Attachment | None]
-"""The text of a block, and the attachment that the text stands for if the text is a note."""
+"""The text of a block, and its attachment if the text is a note."""
 
 
 def _joined(message: Message, contents: Sequence[_Read]) -> Message:
@@ -240,7 +229,6 @@ def _content(message: Mapping[str, object], path: str) -> Sequence[object]:
 
 
 def _as_blocks(content: object, path: str) -> Sequence[object]:
-    """Return `content` as a list of blocks; a text becomes one block. Raises FieldError."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -249,7 +237,6 @@ def _as_blocks(content: object, path: str) -> Sequence[object]:
 
 
 def _without_billing(text: str) -> str:
-    """Return `text` without a first line that identifies client and version for billing."""
     if not text.startswith(_BILLING):
         return text
     return text.partition("\n")[2].lstrip("\n")
@@ -264,7 +251,7 @@ def _role(message: object) -> object:
 
 
 def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tuple[Tool, ...]:
-    """Return the tools that the client runs; warn about the other tools. Raises FieldError."""
+    """Return the client's own tools; warn about all others. Raises FieldError."""
     if tools is None:
         return ()
     found: dict[str, Tool] = {}
@@ -291,7 +278,6 @@ def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tup
 
 
 def _with_schema(given: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the tool `given`; if Anthropic defines the tool, add its description and schema."""
     kind, _, _ = str(given.get("type")).rpartition("_")  # a date follows
     if kind not in ANTHROPIC_TOOLS:
         return given

@@ -1,5 +1,4 @@
-"""Requests of POST /v1/messages: the top-level fields, translated to the domain's types. A test
-compares the table of fields with the SDK's fields. Decides nothing about models. Knows no HTTP."""
+"""Translates the fields of POST /v1/messages to the domain's types."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ MESSAGE_FIELDS: Final[dict[str, Field]] = {
     "anthropic_version": IGNORED,
     "semantic": SUPPORTED,
 }
-"""Fields of a message request. The server ignores a hosted service's accounting and routing."""
+"""Fields of a message request."""
 
 _ELSEWHERE: Final = "not in this API; use /v1/chat/completions"
 _THINKING: Final = "use thinking"
@@ -123,22 +122,20 @@ OTHER_WIRES: Final[dict[str, Field]] = {
     "verbosity": refused("this model has no such setting", "medium"),
     "web_search_options": refused("this server has no web search"),
 }  # fmt: skip
-"""Fields of other APIs and servers. The server refuses a field that would change an answer, and
-names it."""
+"""Fields of other APIs and servers."""
 
 
 _MAX_STOPS: Final = 64
-"""Most stop sequences: the server compares each token with all, which delays other answers."""
+"""Most stop sequences: the server compares each token with all of them."""
 _MIN_BUDGET: Final = 1024
 _EFFORTS: Final = {"xhigh": "high", "max": "high"}
-"""Templates know no effort above high, so higher ones become high."""
+"""Templates know no effort above high."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
-    """A parsed request for a message. `max_tokens` is 0 to compute only the prompt.
-    `thinking_tokens` is the thinking budget or None. With `omit_thinking`, thinking blocks have no
-    text. With `report_context_edits`, the reply lists the applied context edits."""
+    """A parsed request. `max_tokens` is 0 to compute only the prompt. `thinking_tokens` is the
+    thinking budget or None."""
 
     chat: Chat
     sampling: SamplingParams
@@ -157,9 +154,8 @@ def read_request(
     *,
     interleaved: bool = False,
 ) -> MessageRequest:
-    """Parse `body`; `sampling` contains the defaults of sampling parameters. `interleaved` allows
-    thinking between tool calls, with a budget that may exceed `max_tokens`. Raises
-    InvalidRequestError for the first invalid field."""
+    """Parse `body`. `sampling` has the defaults. `interleaved` allows thinking between tool calls.
+    Raises InvalidRequestError for the first invalid field."""
     body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
     params = validated(validators.create, body)
     max_tokens = params["max_tokens"]
@@ -220,7 +216,6 @@ def _template_options(thinking: ThinkingConfig | None, effort: str | None) -> Ma
 
 
 def _budget(thinking: ThinkingConfig | None) -> int | None:
-    """Return the thinking budget. Raises FieldError for a budget below the API's minimum."""
     if thinking is None or thinking["type"] != "enabled":
         return None
     budget = thinking["budget_tokens"]
@@ -233,7 +228,7 @@ def _budget(thinking: ThinkingConfig | None) -> int | None:
 
 
 def _answer_format(body: Mapping[str, object]) -> AnswerFormat | None:
-    """Return the format in `output_config.format`, or in `output_format` of older clients."""
+    """Return the answer format. Older clients send it as `output_format`."""
     output = body.get("output_config")
     path = "output_format"
     output_format = body.get(path)

@@ -1,5 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: the events of a stream, and the message that
-these events add up to. Stream and message use the same blocks, so both have the same content."""
+"""POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -57,14 +56,14 @@ from semantic_server.http.openai.requests import caller_of
 from semantic_server.http.request_body import described, on_thread, read_json
 
 _NO_OBJECT = "raw_arguments"
-"""The only field of a call's input if the model's text is not an object: it contains that text."""
+"""The field that holds a tool call's arguments if they are not a JSON object."""
 
 Json = dict[str, object]
 
 
 class _Input:
-    """The input of a tool call as an object, sent in parts while the call's arguments arrive. If
-    the arguments are not an object, their text becomes a field of the input."""
+    """The input of a tool call, sent in parts. Arguments that are not an object become one
+    field."""
 
     def __init__(self) -> None:
         self._object = ObjectText()
@@ -72,7 +71,6 @@ class _Input:
         self._held = ""  # the end of the object, which later text may invalidate
 
     def grow(self, arguments: str) -> str:
-        """Return the text to send when more of the arguments arrive."""
         self._written.append(arguments)
         was_closed = self._object.is_closed
         certain = self._object.push(arguments)
@@ -81,9 +79,6 @@ class _Input:
         return certain
 
     def end(self, *, cut: bool) -> str:
-        """Return the text to send after the arguments; if the arguments were `cut`, leave the
-        object open.
-        """
         written = "".join(self._written)
         if self._held and not written[self._object.n_taken :].strip():
             return self._held
@@ -96,8 +91,6 @@ class _Input:
 
 @dataclass(slots=True)
 class _Block:
-    """A content block under construction. `id`, `name` and `input` belong to tool calls."""
-
     kind: Literal["text", "thinking", "tool_use"]
     id: str = ""
     name: str = ""
@@ -111,8 +104,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class ResponseStyle:
-    """The request's settings for its reply. `max_tokens` limits the answer; 0 computes only the
-    prompt and omits the content. See `MessageRequest` for the other fields."""
+    """Settings of a reply. `max_tokens` limits the answer; 0 computes only the prompt."""
 
     max_tokens: int
 
@@ -125,7 +117,7 @@ class ResponseStyle:
 
 
 class MessageWriter:
-    """Builds one message: `write` takes an answer's events in order, and returns events to send."""
+    """Builds one message: `write` takes an answer's events in order and returns events to send."""
 
     def __init__(self, message_id: str, model: str, style: ResponseStyle) -> None:
         self._style = style
@@ -143,7 +135,7 @@ class MessageWriter:
         }
 
     def write(self, event: AnswerEvent) -> list[Json]:
-        """Return the events to send for `event`, each with its name in "type". Raises WireError."""
+        """Return the events to send for `event`. Raises WireError."""
         match event:
             case AnswerStarted():
                 self._message["usage"] = usage_at_start(event.prompt_tokens)
@@ -153,7 +145,7 @@ class MessageWriter:
         return [] if self._style.prompt_only else self._piece(event)
 
     def message(self) -> Json:
-        """Return the complete message; valid only after the last event."""
+        """Return the complete message. Call it after the last event."""
         return {**self._message, "content": [self._content(block) for block in self._blocks]}
 
     # Content
@@ -194,7 +186,6 @@ class MessageWriter:
         return self._grow(text, "input_json_delta", "partial_json") if text else []
 
     def _stop_block(self, *, cut: bool = False) -> list[Json]:
-        """End the open block; `cut` is True if the answer may have ended inside the block."""
         if not self._open:
             return []
         self._open = False
@@ -277,17 +268,14 @@ def _empty(block: _Block) -> Json:
 
 
 def usage_at_start(prompt_tokens: int) -> dict[str, object]:
-    """Return the usage for the first event; only the last event has the number of cached tokens."""
+    """Return the usage for the first event of a stream."""
     return _usage(prompt_tokens, read=0, created=0, output=0, thinking=0)
 
 
 def usage_of(usage: Usage, *, answered: bool = True) -> dict[str, object]:
-    """Return the usage of a complete answer. `answered` is False if the reply omits its content.
+    """Return the usage of a complete answer. `answered` is False if the reply has no content.
 
-    A prompt has three parts that add up: the tokens read from the cache, the tokens written to the
-    cache, and the tokens after the last cacheable position, here the last block boundary. The last
-    token is never written to the cache, so `input_tokens` is at least 1: some clients take 0 for a
-    missing value and use the value from the start instead.
+    `input_tokens` is at least 1: some clients take 0 for a missing value.
     """
     whole_blocks = (usage.prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     created = max(0, whole_blocks - usage.cached) if usage.kept else 0
@@ -319,7 +307,6 @@ _INTERLEAVED = "interleaved-thinking-"
 
 
 def _described(reply: str, *required: str, streams: bool = False) -> dict[str, object]:
-    """Return the OpenAPI description of a route whose body has the integer fields `required`."""
     return described(
         {
             "model": {"type": "string"},

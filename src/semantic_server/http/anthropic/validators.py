@@ -1,4 +1,4 @@
-"""Validators of Anthropic's own request types, built on first use. Knows only these types."""
+"""Validators of Anthropic's own request types."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class MessageBody(MessageCreateParams, total=False):
-    """All fields of a message request, including those that the SDK's newest type lacks."""
+    """All fields of a message request, also those that the SDK's newest type lacks."""
 
     stream: bool
     temperature: Annotated[float, Ge(0), Le(1)]
@@ -58,8 +58,7 @@ class MessageBody(MessageCreateParams, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """One validator for each type. Validators of bodies skip the elements of lists. Each element
-    has a validator of its own, so that errors name the element."""
+    """One validator per type. Validators of bodies skip the elements of lists."""
 
     create: TypeAdapter[MessageBody]
     count: TypeAdapter[MessageCountTokensParams]
@@ -74,7 +73,7 @@ class Validators:
 
 @cache
 def validators() -> Validators:
-    """Return all validators; builds them in the first call, which takes milliseconds."""
+    """Return all validators. The first call builds them in a few milliseconds."""
     return Validators(
         create=_strict(MessageBody),
         count=_strict(MessageCountTokensParams),
@@ -89,7 +88,7 @@ def validators() -> Validators:
 
 
 def _strict(kind: type[T]) -> TypeAdapter[T]:
-    """Return a validator that converts no values at any depth: a text for a number is an error."""
+    """Return a validator that converts no values: a text for a number is an error."""
     own = with_config(ConfigDict(strict=True))(new_class(kind.__name__, (kind,)))
     return TypeAdapter(cast("type[T]", own))
 

@@ -1,5 +1,4 @@
-"""POST /api/embed, and /api/embeddings of older clients: vectors of texts in Ollama's form. Knows
-Ollama's shapes, not the computation of vectors."""
+"""POST /api/embed, and /api/embeddings of older clients."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ _REPLY: Final = "The vectors."
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Fields of a body. `keep_alive` is how many seconds the model stays loaded afterwards."""
+    """`keep_alive` is how many seconds the model stays loaded afterwards."""
 
     model: str
     texts: tuple[str, ...]

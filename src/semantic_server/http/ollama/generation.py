@@ -1,6 +1,4 @@
-"""POST /api/chat and /api/generate: the parts of a stream, and the reply that these parts add up
-to. Reply and stream use the same parts. A tool call comes in one part, because this API has
-arguments as an object, not a text. Durations are in nanoseconds."""
+"""POST /api/chat and /api/generate. A tool call comes in one part: its arguments are an object."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ from semantic_server.http.openai.requests import Caller, caller_of
 from semantic_server.http.request_body import described, on_thread, read_json
 
 _RAW: Final = "raw_arguments"
-"""The only argument of a call if the model's text is not an object: it contains that text."""
+"""The field that holds a tool call's arguments if they are not a JSON object."""
 
 Route = Literal["chat", "generate"]
 LoadReason = Literal["load", "unload"]
@@ -76,7 +74,6 @@ class _Call:
     written: list[str] = field(default_factory=list)
 
     def as_object(self, *, cut: bool) -> Json:
-        """Return this call as a member of `tool_calls`; `cut` allows incomplete JSON arguments."""
         function = {"index": self.index, "name": self.name, "arguments": self._arguments(cut=cut)}
         return {"id": self.id, "function": function}
 
@@ -91,8 +88,8 @@ class _Call:
 
 
 class ReplyWriter:
-    """Builds one reply: `write` takes an answer's events in order, and returns the parts to send.
-    `clock` returns nanoseconds; `began` is the time in nanoseconds when the request began."""
+    """Builds one reply: `write` takes an answer's events in order and returns parts to send.
+    `clock` and `began` are in nanoseconds."""
 
     def __init__(
         self,
@@ -103,8 +100,8 @@ class ReplyWriter:
         *,
         messages: tuple[Message, ...] = (),
     ) -> None:
-        """`model` is the name in the request. The last part of /api/generate has a `context` made
-        of `messages` and the answer, unless `messages` is empty."""
+        """`model` is the name in the request. /api/generate returns `messages` and the answer as
+        `context`."""
         self._route: Route = route
         self._model = model
         self._clock = clock
@@ -153,7 +150,7 @@ class ReplyWriter:
                 return [self._end(event)]
 
     def reply(self) -> Json:
-        """Return the complete reply; valid only after the last event."""
+        """Return the complete reply. Call it after the last event."""
         body = self._content("".join(self._texts), "".join(self._thoughts), self._calls)
         found = {**self._last, **body}
         if self._logprobs:
@@ -161,7 +158,7 @@ class ReplyWriter:
         return found
 
     def loaded(self, reason: LoadReason) -> Json:
-        """Return the reply to a request without a prompt, which loaded or unloaded the model."""
+        """Return the reply to a request that only loaded or unloaded the model."""
         return {**self._head(), **self._content(""), "done_reason": reason, "done": True}
 
     def idle(self) -> Json:
@@ -224,8 +221,6 @@ class ReplyWriter:
 
 
 def _usage(usage: Usage) -> Json:
-    """Return token counts. Prompt tokens include cached tokens; the member `semantic` counts the
-    cached tokens."""
     own = usage_extension(usage)["semantic"]
     cached = {"cached_tokens": usage.cached, "cache_write_tokens": usage.written}
     return {
@@ -243,7 +238,6 @@ Parse = Callable[[Mapping[str, object], ServedModel, Caller], OllamaRequest]
 
 
 def _described(required: str, optional: str) -> dict[str, object]:
-    """Return the OpenAPI description of a route with the body fields `required` and `optional`."""
     return described(
         {required: {"type": "string"}},
         {optional: {}, "stream": {"type": "boolean"}},
@@ -286,16 +280,15 @@ async def _respond(request: Request, route: Route, parse: Parse) -> Response:
 
 
 def _keep(request: Request, name: str, seconds: float) -> None:
-    """Unload one of several models after `seconds` without a request. On a server with keys, all
-    tenants share the models, and a setting decides how long models stay loaded."""
+    """Unload a model after `seconds` without a request. On a server with keys, a setting
+    decides."""
     models = context_of(request).models
     if models is not None and not settings_of(request).api_keys:
         models.keep(name, None if math.isinf(seconds) else seconds)
 
 
 async def _loaded(request: Request, name: str, keep_alive: float | None) -> LoadReason:
-    """Load or unload the model of a request without a prompt: a `keep_alive` of 0 unloads the
-    model. A server's only model stays loaded."""
+    """Load or unload the model of a request without a prompt. A `keep_alive` of 0 unloads it."""
     models = context_of(request).models
     if models is None:
         return "load"

@@ -1,6 +1,5 @@
-"""/api/tags, /api/show, /api/ps, /api/version and /api/pull: the served models in Ollama's form;
-also refuses Ollama's other routes. Each model name has a tag, as in Ollama. Knows Ollama's shapes;
-omits unknown facts of a model."""
+"""Routes of Ollama's API that list, show and download models. Also refuses Ollama's other
+routes."""
 
 from __future__ import annotations
 
@@ -46,13 +45,13 @@ from semantic_server.http.request_fields.table import Field, fields_of
 router: Final = APIRouter(tags=["Ollama"])
 
 API_VERSION: Final = "0.12.11"
-"""The version of Ollama that has this interface: clients compare it before they use a field."""
+"""The version of Ollama with the same API. Clients compare it."""
 
 _NEVER: Final = "9999-12-31T23:59:59Z"
 """The expiry date of a model that stays loaded."""
 
 _SHORT: Final = 12
-"""How many characters of a model's version the status of a download shows."""
+"""Characters of a model's version in a download's status."""
 _PULLING: Final[Json] = {"status": "pulling manifest"}
 _SUCCESS: Final[Json] = {"status": "success"}
 
@@ -67,7 +66,7 @@ _UNITS: Final = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
 def of_a_model(reply: str, *, streams: bool = False) -> dict[str, object]:
-    """Return the OpenAPI description of a route whose body names a model."""
+    """Return the OpenAPI description of a route that names a model in its body."""
     stream = NDJSON if streams else None
     required = {"model": {"type": "string"}}
     return described(required, {}, reply, body="As Ollama documents it.", stream=stream)
@@ -155,7 +154,6 @@ def _succeeded(*, stream: bool) -> Response:
 
 
 def _may_fetch(request: Request, hub_id: str, unknown: ModelNotFoundError) -> ModelsPort:
-    """Return the port that fetches models. Raises WireError if the operator forbids `hub_id`."""
     models, settings = context_of(request).models, settings_of(request)
     if models is None or not settings.allow_pull:
         raise WireError(
@@ -176,7 +174,6 @@ def _may_fetch(request: Request, hub_id: str, unknown: ModelNotFoundError) -> Mo
 
 
 async def _fetch(models: ModelsPort, hub_id: str, on_arrived: OnArrived) -> None:
-    """Call `ModelsPort.fetch`. Raises WireError with the reason if the hub or the disk fails."""
     try:
         await models.fetch(hub_id, on_arrived)
     except OperatorError as error:
@@ -184,8 +181,7 @@ async def _fetch(models: ModelsPort, hub_id: str, on_arrived: OnArrived) -> None
 
 
 async def _arrivals(models: ModelsPort, hub_id: str) -> AsyncGenerator[Arrived, None]:
-    """Yield the progress of a download. Raises the same errors as `_fetch`; closing this generator
-    stops the download."""
+    """Yield the progress of a download. Closing this generator stops the download."""
     queue: asyncio.Queue[Arrived | None] = asyncio.Queue()
     fetching = asyncio.ensure_future(_fetch(models, hub_id, queue.put_nowait))
     fetching.add_done_callback(lambda _: queue.put_nowait(None))
@@ -232,13 +228,12 @@ async def refuse(request: Request) -> Response:
 
 
 def _name(body: Mapping[str, object], table: Mapping[str, Field]) -> object:
-    """Return the model's name in a body: `model`, or for older clients `name`."""
+    """Return the model's name in a body. Older clients call it `name`."""
     known = fields_of(body, table, {}, warnings)
     return known.get("model") or known.get("name")
 
 
 def _accepting(name: object, request: Request) -> AnyModel:
-    """Return the model called `name`, tagged or not. Raises FieldError, ModelNotFoundError."""
     return model_called(request, untagged(name))[0]
 
 
@@ -269,7 +264,6 @@ def _details(served: AnyModel) -> Json:
 
 
 def _model_info(served: AnyModel) -> Iterator[tuple[str, object]]:
-    """Yield a model's facts under Ollama's names; the context length is the server's limit."""
     details = served.details
     if details is None:  # one of several models, not loaded yet
         return

@@ -1,7 +1,4 @@
-"""Request fields of Ollama's API, and readers of the fields that its routes share: `options`,
-`keep_alive`, `think`, `format` and log-probabilities. A test compares the field tables with
-Ollama's own client. Sampling parameters start from the served model's defaults. Knows no messages.
-"""
+"""Fields that the routes of Ollama's API share, such as `options` and `think`."""
 
 from __future__ import annotations
 
@@ -85,7 +82,7 @@ OPTION_FIELDS: Final[dict[str, Field]] = {
     "tfs_z": refused(ONE_SAMPLER, 1, 1.0),
     "typical_p": refused(ONE_SAMPLER, 1, 1.0),
 }  # fmt: skip
-"""Members of `options`. The server ignores placement on devices, which changes no answer."""
+"""Members of `options`."""
 
 MODEL_FIELDS: Final[dict[str, Field]] = {
     "model": SUPPORTED,
@@ -142,8 +139,7 @@ OTHER_WIRES: Final[dict[str, Field]] = {
     "tool_choice": refused("not in this API; use /v1/chat/completions", "auto"),
     "tools": refused("a field of /api/chat", []),
 }  # fmt: skip
-"""Fields of other APIs and routes. The server refuses a field that would change an answer, and
-names it."""
+"""Fields of other APIs and routes."""
 
 
 _OPTIONS: Final = "options"
@@ -156,15 +152,15 @@ _STEP: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII
 _LONGEST_DURATION: Final = 64
 """Most characters of a duration."""
 _LONGEST_STAY: Final = 1e9
-"""Most seconds to keep a model, as for --model-ttl; a later date may be invalid."""
+"""Most seconds to keep a model loaded."""
 
 _EFFORTS: Final = ("low", "medium", "high", "max")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Settings of an answer. `max_tokens` is None for the server's default. `context_tokens` limits
-    prompt and answer together; None means the model's limit."""
+    """Settings of an answer. `max_tokens` is None for the server's default, `context_tokens` for
+    the model's limit."""
 
     sampling: SamplingParams
     max_tokens: int | None
@@ -201,7 +197,7 @@ _logprobs: Final = LazyAdapter(_Logprobs)
 
 
 def read_options(value: object, model: ServedModel) -> Options:
-    """Read `options`. Raises FieldError for an option that the server cannot obey."""
+    """Read `options`. Raises FieldError for an unsupported option."""
     given = object_at(_OPTIONS, {} if value is None else value)
     given = {name: _whole(one) for name, one in given.items()}
     known = fields_of(given, OPTION_FIELDS, {}, warnings, f"{_OPTIONS}.")
@@ -220,17 +216,17 @@ def read_options(value: object, model: ServedModel) -> Options:
 
 
 def _whole(value: object) -> object:
-    """Convert a float like 4096.0, which sliders send, to an integer, as Ollama does."""
+    """Convert a float like 4096.0 to an integer, as Ollama does."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _own(text: str) -> str:
-    """Replace OpenAI's field name at the start of `text` by the name in Ollama's `options`."""
+    """Replace OpenAI's field name at the start of an error by Ollama's name."""
     return text.replace("repetition_penalty", "repeat_penalty", 1)
 
 
 def _renamed(numbers: _Numbers) -> CompletionBody:
-    """Return the `numbers` that OpenAI's APIs have too, under OpenAI's names."""
+    """Return the numbers that OpenAI's APIs have too, under OpenAI's names."""
     found: CompletionBody = {"model": "", "prompt": ""}
     if "repeat_penalty" in numbers:
         found["repetition_penalty"] = numbers["repeat_penalty"]
@@ -245,7 +241,7 @@ def _renamed(numbers: _Numbers) -> CompletionBody:
 
 
 def _with_window(sampling: SamplingParams, numbers: _Numbers, model: ServedModel) -> SamplingParams:
-    """Return `sampling` with `repeat_penalty` limited to the given number of last tokens."""
+    """Return `sampling` with `repeat_penalty` limited to the last tokens."""
     window = numbers.get("repeat_last_n")
     if window is None:
         return sampling
@@ -256,14 +252,14 @@ def _with_window(sampling: SamplingParams, numbers: _Numbers, model: ServedModel
 
 
 def _max_tokens(numbers: _Numbers, model: ServedModel) -> int | None:
-    """Return the limit on answer tokens; for 0 or less, the size of the context."""
+    """Return the limit on answer tokens. 0 or less means the size of the context."""
     wanted = numbers.get("num_predict")
     return model.context_tokens if wanted is not None and wanted <= 0 else wanted
 
 
 def read_keep_alive(value: object) -> float | None:
-    """Read `keep_alive`: the seconds that the model stays loaded after the request. Returns None if
-    the field is missing, and infinity for a negative or very long time. Raises FieldError."""
+    """Read `keep_alive` in seconds. Returns None for a missing field, and infinity for a negative
+    number. Raises FieldError."""
     if value is None:
         return None
     seconds = _duration(value) if isinstance(value, str) else value
@@ -276,7 +272,7 @@ def read_keep_alive(value: object) -> float | None:
 
 
 def _duration(text: str) -> float | None:
-    """Return the seconds of a duration in Go's form, or of a number; None for another text."""
+    """Return the seconds of a number or of Go's duration, or None."""
     if len(text) > _LONGEST_DURATION:
         return None
     sign, rest = (-1 if text[:1] == "-" else 1), text[text[:1] in {"+", "-"} :]
@@ -289,8 +285,7 @@ def _duration(text: str) -> float | None:
 
 
 def read_think(value: object) -> tuple[dict[str, object], int | None]:
-    """Return the template options and the thinking budget that `think` asks for. Raises FieldError
-    for values other than true, false and an effort."""
+    """Return the template options and the thinking budget of `think`. Raises FieldError."""
     if value is None:
         return {}, None
     if value is False:
@@ -315,8 +310,7 @@ def read_format(value: object) -> AnswerFormat | None:
 
 
 def read_logprobs(known: Mapping[str, object]) -> int | None:
-    """Return how many alternatives to report per token; None if the request wants none. Raises
-    FieldError."""
+    """Return the number of alternatives to report per token, or None. Raises FieldError."""
     given = validated(_logprobs(), known)
     top = given.get("top_logprobs", 0)
     return top if given.get("logprobs", top > 0) else None

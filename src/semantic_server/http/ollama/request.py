@@ -1,9 +1,6 @@
-"""Requests of POST /api/chat and /api/generate, translated to the domain's types.
+"""Translates the requests of POST /api/chat and /api/generate to the domain's types.
 
-Validates every field before generating. Clients do not keep the ids of calls: some drop the ids,
-others make new ids. So the server numbers calls by their place in the conversation. A result
-belongs to the preceding call with the result's id, or else with the result's name, or else to the
-next call without a result. Knows neither HTTP, nor replies, nor chat templates.
+The server numbers tool calls by their place in the conversation: clients do not keep their ids.
 """
 
 from __future__ import annotations
@@ -41,23 +38,19 @@ _ROLES: Final = ("system", "user", "assistant", "tool")
 
 
 class _OpenCalls:
-    """The tool calls of one message that have no result yet. Lookups take constant time."""
-
     def __init__(self) -> None:
         self._open: dict[str, ToolCall] = {}  # by the server's id of the call
         self._ids: dict[str, str] = {}  # the server's ids of the calls, by the client's id
         self._named: dict[str, deque[str]] = {}
 
     def add(self, call: ToolCall, given_id: object) -> None:
-        """Add the next call, which the client sent with `given_id`."""
         self._open[call.id] = call
         self._named.setdefault(call.name, deque()).append(call.id)
         if isinstance(given_id, str):
             self._ids[given_id] = call.id
 
     def take(self, given_id: object, name: str | None) -> ToolCall | None:
-        """Return the call that a result belongs to: the call with this id, else the next call with
-        this name. None as `name` fits any call."""
+        """Return the call with this id, or else the next call with this name."""
         if isinstance(given_id, str):
             found = self._open.pop(self._ids.get(given_id, given_id), None)
             if found is not None:
@@ -80,8 +73,7 @@ class ConversationReader:
         self._open = _OpenCalls()
 
     def read(self, value: object) -> tuple[Message, ...]:
-        """Read `messages`; None means an empty list. Raises FieldError for the first invalid
-        message."""
+        """Read `messages`. Raises FieldError for the first invalid message."""
         found = list_at("messages", [] if value is None else value)
         return tuple(self._message(f"messages[{i}]", one) for i, one in enumerate(found))
 
@@ -155,7 +147,6 @@ def read_tools(value: object) -> tuple[Tool, ...]:
 
 
 def _function(tool: Mapping[str, object]) -> dict[str, object]:
-    """Return `tool` in the form of OpenAI's APIs: by default of type function, without nulls."""
     given = {name: value for name, value in tool.items() if value is not None}
     return {"type": "function", **given}
 
@@ -163,14 +154,13 @@ def _function(tool: Mapping[str, object]) -> dict[str, object]:
 # A conversation as numbers
 
 _MARK: Final = b"semantic-1\n"
-"""Start of each context, which tells it from the tokens of another server's context."""
+"""Start of each context, which distinguishes it from another server's."""
 _BYTE: Final = 256
 
 
 def as_context(messages: tuple[Message, ...]) -> list[int]:
-    """Return the field `context` for a conversation: its texts, with one number for each byte.
-    Tokens would not work: a template may render a message differently once other messages
-    follow."""
+    """Return the field `context`: the conversation's texts, with one number per byte. Token ids
+    would change when more messages follow."""
     turns = [[one.role, one.content, one.reasoning] for one in messages]
     text = json.dumps(turns, ensure_ascii=False, separators=(",", ":"))
     return list(_MARK + text.encode("utf-8", "surrogatepass"))
@@ -217,9 +207,8 @@ LATEST: Final = ":latest"
 
 @dataclass(frozen=True, slots=True)
 class OllamaRequest:
-    """A parsed request. `ask` is None for a request without a prompt, which only loads the model.
-    `model` is the name in the request. `keep_alive` is how many seconds the model stays loaded;
-    None means the server's setting."""
+    """A parsed request. `ask` is None if the request only loads the model. `keep_alive` is how many
+    seconds the model stays loaded; None means the server's setting."""
 
     model: str
     ask: Ask | None
@@ -228,7 +217,7 @@ class OllamaRequest:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation to answer; empty if the prompt is not a conversation."""
+        """The conversation to answer, or () for a plain prompt."""
         prompt = None if self.ask is None else self.ask.prompt
         return prompt.messages if isinstance(prompt, Chat) else ()
 
@@ -262,7 +251,6 @@ def generate_request(
 
 
 def _new_system(system: str, before: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the system message to add; () if `before` ends with the same system message."""
     last = next((one for one in reversed(before) if one.role == "system"), None)
     is_said = last is not None and last.content == system
     return () if is_said or not system else (Message("system", system),)

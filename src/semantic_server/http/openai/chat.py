@@ -1,6 +1,4 @@
-"""POST /v1/chat/completions: makes one engine request per choice, and turns each answer into
-deltas. Validates every field before generating. A message is the sum of the deltas in a stream's
-chunks, so stream and message agree. Knows neither ids nor server-sent events."""
+"""POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class FunctionDelta(TypedDict, total=False):
-    """A piece of a function call. The first piece has the name; each piece has more arguments."""
+    """A piece of a function call. Only the first piece has the name."""
 
     name: str
     arguments: str
@@ -85,7 +83,7 @@ class CustomCall(TypedDict):
 
 
 class CallDelta(TypedDict, total=False):
-    """A piece of tool call `index`; only the first piece has an id. A custom call is one piece."""
+    """A piece of tool call `index`. Only the first piece has an id."""
 
     index: int
     id: str
@@ -95,7 +93,7 @@ class CallDelta(TypedDict, total=False):
 
 
 class MessageDelta(TypedDict, total=False):
-    """A chunk's addition to a message. Clients read reasoning from one of two equal fields."""
+    """A chunk's addition to a message. Clients use one of two equal fields for reasoning."""
 
     role: Literal["assistant"]
     content: str
@@ -132,8 +130,8 @@ async def chat_deltas(
     serving: ServingPort,
     custom: frozenset[str] = frozenset(),
 ) -> AsyncGenerator[ChatDelta, None]:
-    """Yield the deltas of all choices in the order of `events`; `custom` has the names of custom
-    tools. Raises WireError for a failed answer. Always closes `events`."""
+    """Yield the deltas of all choices, in the order of `events`. `custom` has the names of custom
+    tools. Raises WireError for a failed answer."""
     choices: dict[int, _Choice] = {}
     async with aclosing(events):
         async for index, event in events:
@@ -144,8 +142,7 @@ async def chat_deltas(
 
 @dataclass(slots=True)
 class _Choice:
-    """The state of one choice, from which its finish reason follows. `held` is an incomplete call
-    of a custom tool."""
+    """The state of one choice. `held` is an incomplete call of a custom tool."""
 
     index: int
     custom: frozenset[str]
@@ -155,7 +152,6 @@ class _Choice:
     arguments: list[str] = field(default_factory=list)
 
     async def deltas(self, event: AnswerEvent, serving: ServingPort) -> list[ChatDelta]:
-        """Return the deltas of `event`; [] for an event that this API does not report."""
         if self.held is not None and isinstance(event, ToolCallDelta):
             self.arguments.append(event.arguments)
             return []
@@ -265,7 +261,6 @@ class _Message:
         self.finish_reason = delta.finish_reason or self.finish_reason
 
     def as_object(self, index: int) -> Json:
-        """Return this message as a member of `choices`, without the fields that lack a value."""
         content = "".join(self.contents) if self.contents else None
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if self.reasoning:
@@ -295,7 +290,7 @@ _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat completion: engine requests (one per choice), reply options, custom tools' names."""
+    """A chat completion as one engine request per choice."""
 
     choices: tuple[Ask, ...]
     options: StreamOptions
@@ -323,13 +318,12 @@ def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller)
 
 
 def conversation_of(body: Mapping[str, object]) -> Chat:
-    """Return the conversation in `body`; needs only `messages`. Raises InvalidRequestError."""
+    """Return the conversation in `body`. Raises InvalidRequestError."""
     known = known_fields(body, CHAT_FIELDS)
     return _chat(validated(chat_adapter(), {"model": "", **without_elements(known)}), known)
 
 
 def _chat(checked: ChatBody, known: Mapping[str, object]) -> Chat:
-    """Return the conversation. Validates the lists and unions in `known`."""
     tools = tools_of(known.get("tools", []))
     tools, choice = choice_among(tools, known.get("tool_choice"))
     reasoning = _reasoning(known)

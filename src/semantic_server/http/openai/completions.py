@@ -1,6 +1,4 @@
-"""POST /v1/completions: turns the body into one engine request per choice, and answers into deltas.
-Validates every field before generating. A text is the sum of the deltas in a stream's chunks, so
-stream and text agree. Knows neither ids nor server-sent events."""
+"""POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -56,8 +54,8 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(slots=True)
 class LegacyLogprobs:
-    """Log-probabilities as four lists with one entry per token, None for a prompt's first token.
-    `text_offset` is the position of a token in the choice's text, in characters."""
+    """Log-probabilities as four lists with one entry per token. `text_offset` counts characters of
+    the choice's text."""
 
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
@@ -95,7 +93,7 @@ class CompletionDelta:
     usage: Usage | None = None
 
     def as_object(self) -> Json:
-        """Return this delta as a member of `choices`, as in chunks and in whole replies."""
+        """Return this delta as a member of `choices`."""
         return {
             "index": self.index,
             "text": self.text,
@@ -110,7 +108,7 @@ class CompletionDelta:
 async def completion_deltas(
     events: AsyncGenerator[IndexedEvent, None], serving: ServingPort, request: CompletionRequest
 ) -> AsyncGenerator[CompletionDelta, None]:
-    """Yield the deltas of all choices. Raises WireError for a failed answer. Closes `events`."""
+    """Yield the deltas of all choices. Raises WireError for a failed answer."""
     choices = [
         _Choice(index, request.prompts[index // request.n], request, serving)
         for index in range(len(request.choices))
@@ -124,8 +122,6 @@ async def completion_deltas(
 
 @dataclass(slots=True)
 class _Choice:
-    """The state of one choice; counts the characters and the scored tokens sent so far."""
-
     index: int
     prompt: TextPrompt
     request: CompletionRequest
@@ -134,7 +130,6 @@ class _Choice:
     n_scored: int = 0
 
     async def delta(self, event: AnswerEvent) -> CompletionDelta | None:
-        """Return the delta of `event`; None for an event that this API does not report."""
         match event:
             case AnswerStarted():
                 return await self._started()
@@ -148,8 +143,7 @@ class _Choice:
                 return None
 
     async def _started(self) -> CompletionDelta:
-        """Return the first delta of every choice: the echoed prompt. The text is empty if there is
-        no echo, or if the echo comes later with its log-probabilities."""
+        """Return the first delta of every choice, with the echoed prompt if there is one."""
         echo = self.request.echo and not self.request.logprobs
         return self._delta(await self._prompt_text() if echo else "")
 
@@ -185,9 +179,8 @@ class _Choice:
         return CompletionDelta(self.index, logprobs=textless, finish_reason=reason, usage=end.usage)
 
     def _textless(self, completion: int) -> LegacyLogprobs:
-        """Return empty entries for the generated tokens that have no text, such as an end token.
-        Clients that score a prompt count from either end of the lists, so every token needs an
-        entry."""
+        """Return empty entries for tokens without text. Clients that score a prompt need an entry
+        for every token."""
         if not (self.request.echo and self.request.logprobs):
             return LegacyLogprobs()
         n = max(completion - self.n_scored, 0)
@@ -201,8 +194,8 @@ async def _logprobs(
     offset: int,
     length: int,
 ) -> LegacyLogprobs:
-    """Return the entries for `tokens`, whose text begins at `offset` and has `length` characters.
-    No entry's offset exceeds the text's end, even if tokens split a character."""
+    """Return the entries for `tokens`, whose text begins at `offset` and has `length`
+    characters."""
     texts = await texts_of(serving, tokens, logprobs)
     found = LegacyLogprobs()
     end = offset + length
@@ -216,8 +209,8 @@ async def _logprobs(
 
 
 def _by_text(logprob: TokenLogprob, texts: Mapping[int, str]) -> dict[str, float]:
-    """Map the text of each of the likeliest tokens and of the actual token to its log-probability.
-    If two tokens have the same text, the higher log-probability counts."""
+    """Map the text of each candidate token to its log-probability. For equal texts, the higher one
+    counts."""
     found: dict[str, float] = {}
     for token, value in (*logprob.top, (logprob.token, logprob.logprob)):
         text = texts[token]
@@ -240,7 +233,6 @@ class _Text:
         self.finish_reason = delta.finish_reason or self.finish_reason
 
     def as_object(self, index: int) -> Json:
-        """Return this text as a member of `choices`."""
         text = "".join(self.fragments)
         return CompletionDelta(index, text, self.logprobs, self.finish_reason).as_object()
 
@@ -254,13 +246,13 @@ _DEFAULT_MAX_TOKENS: Final = 16
 _MAX_LOGPROBS: Final = 5
 
 TextPrompt = str | tuple[int, ...]
-"""A prompt: a text or token ids."""
+"""A text or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """Completions: one engine request for each of the `n` choices of each prompt. With `only_score`
-    the client wants no new tokens; the engine must generate one token, which the reply omits."""
+    """`n` completions of each prompt. `only_score` omits the one token that the engine must
+    generate."""
 
     prompts: tuple[TextPrompt, ...]
     choices: tuple[Ask, ...]
@@ -300,8 +292,6 @@ def completion_request(
 
 
 def _prompts(value: object, vocab_size: int) -> tuple[TextPrompt, ...]:
-    """Read `prompt`: a text, a list of texts, token ids, or a list of lists of token ids. Raises
-    FieldError for anything else, for an empty prompt and for an unknown token id."""
     if isinstance(value, list) and value and not _are_ids(value):
         return tuple(_prompt(f"prompt[{i}]", one, vocab_size) for i, one in enumerate(value))
     return (_prompt("prompt", value, vocab_size),)

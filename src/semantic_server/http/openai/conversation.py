@@ -1,6 +1,4 @@
-"""The conversation of a chat completion: messages, tools, answer format and template options.
-Translates the API's shapes to the domain's; texts stay verbatim. Drops hosted tools with one
-warning: this server runs no hosted tools. Knows nothing of a model's chat template."""
+"""Reads the messages, tools and answer format of a chat completion."""
 
 from __future__ import annotations
 
@@ -35,12 +33,12 @@ from semantic_server.http.request_fields.table import (
 )
 
 _PART_SEPARATOR: Final = "\n"
-"""Joins the text parts of one message, as other local servers do."""
+"""Joins the text parts of one message."""
 
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 
 _CONTINUED: Final = ("prefix", "partial")
-"""Fields with which clients of other servers ask to continue an assistant message."""
+"""Fields with which clients ask to continue an assistant message."""
 
 _PLAIN_ROLES: Final[Mapping[str, Role]] = {
     "system": "system",
@@ -53,7 +51,7 @@ _SYNTAXES: Final = ("lark", "regex")
 _FORMAT: Final = "response_format"
 
 _NO_THINKING_EFFORTS: Final = frozenset({"none", "minimal"})
-"""Efforts that switch reasoning off in models that can work without it."""
+"""Efforts that switch reasoning off."""
 
 _RESERVED_OPTIONS: Final = frozenset(
     {
@@ -73,7 +71,7 @@ _RESERVED_OPTIONS: Final = frozenset(
         "truncation",
     }
 )
-"""Template arguments that carry the conversation itself or would replace the template."""
+"""Template arguments that a client must not set."""
 
 
 # Messages
@@ -143,7 +141,7 @@ _READERS: Final[dict[str, Callable[[str, Mapping[str, object]], Message]]] = {
 
 
 _Content = tuple[str, tuple[Attachment, ...]]
-"""A text, with notes in place of parts that are not text, and the attachments of these notes."""
+"""A text and its attachments. A note stands in for each part that is not text."""
 
 
 def _content(path: str, message: Mapping[str, object]) -> _Content:
@@ -156,7 +154,7 @@ def _content(path: str, message: Mapping[str, object]) -> _Content:
 def content_of(
     path: str, value: object, read: Callable[[str, object], str | tuple[str, Attachment]]
 ) -> _Content:
-    """Return the parts of a list as one text with attachments; `read` converts each part."""
+    """Return the parts of a list as one text with attachments. `read` converts each part."""
     texts, attachments = [], []
     for i, one in enumerate(list_at(path, value)):
         part = read(f"{path}[{i}]", one)
@@ -190,7 +188,6 @@ def _part(path: str, value: object) -> str | tuple[str, Attachment]:
 
 
 def _reasoning(path: str, message: Mapping[str, object]) -> str:
-    """Return an assistant message's reasoning, from either of the two fields that replies use."""
     given = (_text(path, message, name) for name in _REASONING_FIELDS)
     return next(filter(None, given), "")
 
@@ -292,7 +289,7 @@ def warn_hosted(kind: str) -> None:
 
 
 def choice_among(tools: Sequence[Tool], value: object) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """Return the tools that the model may call, and the tool choice. Raises FieldError."""
+    """Return the callable tools and the tool choice. Raises FieldError."""
     match value:
         case None | "auto":
             return tuple(tools), ToolChoice()
@@ -327,7 +324,6 @@ def required(tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
 
 
 def _named(path: str, choice: dict[str, object]) -> tuple[str, str]:
-    """Return the name of the tool in the choice at `path`, and the path of the name."""
     if choice.get("type") != CUSTOM:
         name = validated_at(path, named_choice_adapter(), choice)["function"]["name"]
         return name, f"{path}.function.name"
@@ -352,7 +348,7 @@ def _allowed(
 
 
 def check_known(name: str, tools: Sequence[Tool], path: str) -> None:
-    """Raise FieldError, with the choice's `path`, unless one of `tools` is called `name`."""
+    """Raise FieldError unless one of `tools` is called `name`."""
     if name not in {tool.name for tool in tools}:
         raise FieldError(f"{path}: tools has no function {name!r}", param=path)
 
@@ -361,8 +357,7 @@ def check_known(name: str, tools: Sequence[Tool], path: str) -> None:
 
 
 def answer_format_of(value: object) -> AnswerFormat | None:
-    """Read `response_format`; None for free text. The server enforces a schema, strict or not.
-    Raises FieldError for an invalid format."""
+    """Read `response_format`; None means free text. Raises FieldError for an invalid format."""
     if value is None:
         return None
     checked = validated_by_type(_FORMAT, format_adapters, object_at(_FORMAT, value))
@@ -380,8 +375,8 @@ def answer_format_of(value: object) -> AnswerFormat | None:
 def template_options(
     effort: str | None, own: Mapping[str, object], thinking_tokens: int | None = None
 ) -> dict[str, object]:
-    """Return template options for a thinking budget and a reasoning effort, and the client's `own`
-    options, which take precedence. Raises FieldError for an option that a client must not set."""
+    """Return template options for a thinking budget and an effort. The client's `own` options take
+    precedence. Raises FieldError for a reserved option."""
     options: dict[str, object] = {}
     if thinking_tokens is not None:
         options["enable_thinking"] = thinking_tokens > 0

@@ -1,5 +1,4 @@
-"""POST /v1/embeddings: the vectors of texts, as numbers or in base 64. Refuses token ids: clients
-make them with another model's tokenizer. Knows OpenAI's shapes, not the computation of vectors."""
+"""POST /v1/embeddings: vectors of texts. Refuses token ids, which belong to another tokenizer."""
 
 from __future__ import annotations
 
@@ -83,8 +82,8 @@ def _read(body: Mapping[str, object], model: EmbeddingModel) -> _Request:
 
 
 def check_embedding_model(name: object, model: EmbeddingModel, tag: str = "") -> None:
-    """Raise ModelNotFoundError, which lists the names of the embedding model, unless `name` is one
-    of the names, with or without the suffix `tag`. Raises FieldError unless `name` is a text."""
+    """Raise ModelNotFoundError unless `name` is a name of the embedding model. The suffix `tag` is
+    optional. Raises FieldError unless `name` is a text."""
     given = text_at("model", name)
     if not (model.accepts(given) or model.accepts(given.removesuffix(tag))):
         known = ", ".join(model.names)
@@ -126,12 +125,12 @@ def _data(found: Embedded, as_text: Callable[[Vector], str]) -> Iterator[str]:
 
 
 def as_numbers(vector: Vector) -> str:
-    """Return one vector as a JSON list; other threads can run between the calls."""
+    """Return one vector as a JSON list."""
     return json.dumps(vector.tolist())
 
 
 def _in_base_64(vector: Vector) -> str:
-    """Return `vector` as a JSON string: its little-endian 32-bit numbers in base 64."""
+    """Return `vector` as base64 of little-endian 32-bit floats, in JSON."""
     little = array("f", vector)
     if sys.byteorder == "big":
         little.byteswap()

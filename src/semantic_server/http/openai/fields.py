@@ -1,9 +1,4 @@
-"""Request fields of OpenAI's APIs: the supported fields, and checks of JSON values.
-
-Tables list every field that OpenAI documents, as supported, ignored or refused; a test compares the
-tables with the SDK. The tables also list fields of other servers that would change an answer. Knows
-names and JSON types, not the meaning of a field.
-"""
+"""Tables of every field of OpenAI's APIs: supported, ignored or refused."""
 
 from __future__ import annotations
 
@@ -74,7 +69,7 @@ CHAT_REASONING_FIELDS: Final[dict[str, Field]] = {
     **supported("effort enabled max_tokens"),
     "exclude": refused("replies always have reasoning", False),
 }
-"""The object `reasoning` of many servers' clients; OpenAI's own API has `reasoning_effort`."""
+"""Members of `reasoning`, which clients of many servers send."""
 
 COMPLETION_FIELDS: Final[dict[str, Field]] = {
     **_SHARED,
@@ -139,8 +134,7 @@ OTHER_SERVERS: Final[dict[str, Field]] = {
     "tool_choice": refused("a field of /v1/chat/completions", "none", "auto"),
     "tools": refused("a field of /v1/chat/completions", []),
 }
-"""Fields for other servers or routes that are missing in the route's own table. The server refuses
-a field that would change an answer, and names it."""
+"""Fields of other servers or routes."""
 
 STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
     "continuous_usage_stats": SUPPORTED,

@@ -1,4 +1,4 @@
-"""Replies of OpenAI's APIs: events of all choices, usage, log-probabilities, chunks and objects."""
+"""Replies of OpenAI's APIs, as chunks of a stream or as one object."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from semantic_server.http.openai.requests import StreamOptions
 from semantic_server.http.request_body import described
 
 _MINUS_INFINITY: Final = -9999.0
-"""OpenAI's log-probability for a probability of 0: JSON has no minus infinity."""
+"""OpenAI's log-probability for a probability of 0. JSON has no minus infinity."""
 
 _INCOMPLETE: Final = "\ufffd"
 """Marks the text of a token that is only part of a character."""
@@ -52,14 +52,14 @@ class ChatTokenLogprob(TopLogprob):
 
 
 def finite(logprob: float) -> float:
-    """Return `logprob`, or OpenAI's -9999 instead of minus infinity."""
+    """Return `logprob`, or -9999 instead of minus infinity."""
     return max(logprob, _MINUS_INFINITY)
 
 
 async def texts_of(
     serving: ServingPort, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
 ) -> Mapping[int, str]:
-    """Return texts by token id, for all `tokens` and all tokens in `logprobs`."""
+    """Return the text of each token, by token id."""
     ids = set(tokens)
     for one in logprobs:
         if one is not None:
@@ -102,7 +102,7 @@ IndexedEvent = tuple[int, AnswerEvent]
 _DONE: Final = "[DONE]"
 
 _VERSIONED: Final = ("semantic-engine", "mlx", "mlx-lm")
-"""Packages whose version may change the last bits of a result."""
+"""Packages whose version may change a result."""
 
 
 # Events of all choices
@@ -111,9 +111,8 @@ _VERSIONED: Final = ("semantic-engine", "mlx", "mlx-lm")
 async def merged_events(
     serving: ServingPort, choices: Sequence[Ask]
 ) -> AsyncGenerator[IndexedEvent, None]:
-    """Yield the events of all answers in the order of arrival, once every answer has started. So an
-    error of `ServingPort.answer` comes before the first event. If one answer fails, all answers
-    end. Closing this generator cancels the running answers."""
+    """Yield the events of all answers in order of arrival. If one answer fails, all end. Closing
+    this generator cancels them."""
     if len(choices) == 1:  # nothing to merge: no task for each event
         answer = serving.answer(choices[0])
         try:
@@ -158,7 +157,6 @@ async def _merged(
 
 
 async def _next(answer: AsyncGenerator[AnswerEvent, None]) -> AnswerEvent | None:
-    """Return the next event; None after the last event."""
     return await anext(answer, None)
 
 
@@ -178,15 +176,14 @@ async def _end(
 
 @dataclass(slots=True)
 class UsageSum:
-    """Sums the usage of a request with `n` choices per prompt. A prompt counts once for all of its
-    choices; its cached tokens are tokens that no choice computed. `match` is the match report of
-    the prompt with the most recomputed tokens."""
+    """The usage of a request with `n` choices per prompt. A prompt counts once for all of its
+    choices."""
 
     n: int = 1
     _ended: dict[int, Usage] = field(default_factory=dict)
 
     def add(self, index: int, usage: Usage) -> None:
-        """Count choice number `index`, which has finished."""
+        """Add the usage of choice number `index`."""
         self._ended[index] = usage
 
     def total(self) -> Usage:
@@ -239,14 +236,14 @@ class Delta(Protocol):
 
     @property
     def usage(self) -> Usage | None:
-        """The usage of the choice; None before the choice's end."""
+        """The usage of the choice, or None before its end."""
 
     def as_object(self) -> Json:
         """Return this delta as a member of a chunk's `choices`."""
 
 
 class ChoiceSum(Protocol[D_contra]):
-    """The sum of a choice's deltas; each API has its own form."""
+    """The sum of a choice's deltas."""
 
     def add(self, delta: D_contra) -> None:
         """Add the next delta."""
@@ -257,7 +254,7 @@ class ChoiceSum(Protocol[D_contra]):
 
 @dataclass(frozen=True, slots=True)
 class ReplyKind(Generic[D]):
-    """The form of an API's replies: names of its objects, and the class that sums deltas."""
+    """The form of an API's replies."""
 
     id_prefix: str
     name: str
@@ -266,8 +263,8 @@ class ReplyKind(Generic[D]):
 
 
 class Reply(Generic[D]):
-    """One reply, as the chunks of a stream or as one object, with the same deltas, id, time of
-    creation and fingerprint in either form. `n` is the number of choices per prompt."""
+    """One reply, as the chunks of a stream or as one object. `n` is the number of choices per
+    prompt."""
 
     def __init__(
         self, kind: ReplyKind[D], model: ServedModel, options: StreamOptions, *, n: int
@@ -280,9 +277,8 @@ class Reply(Generic[D]):
         self._model = model.id
 
     async def respond(self, request: Request, deltas: AsyncGenerator[D, None]) -> Response:
-        """Return the HTTP response once the first chunk or the whole object is ready. Raises an
-        earlier error of `deltas`, which becomes an HTTP error. A later error becomes the stream's
-        last event, and clients raise it."""
+        """Return the HTTP response once its first data is ready. Earlier errors of `deltas` become
+        HTTP errors; later ones end the stream."""
         if not self._options.stream:
             return JSONResponse(await until_disconnect(request, self._whole(deltas)))
         chunks = await start_stream(request, self._chunks(deltas))
@@ -298,8 +294,8 @@ class Reply(Generic[D]):
         return self._object(self._kind.name, choices) | self._total_usage()
 
     async def _chunks(self, deltas: AsyncGenerator[D, None]) -> AsyncGenerator[Json, None]:
-        """Yield the chunks. If the client requests usage, each chunk has the member `usage`, as in
-        OpenAI's streams; otherwise only the last chunk may have `usage`."""
+        """Yield the chunks. If the client requests usage, every chunk has a `usage`, as in OpenAI's
+        streams."""
         name, options = self._kind.chunk_name, self._options
         last: Json | None = None  # the end of a choice, until another chunk follows
         async with aclosing(deltas):
@@ -349,14 +345,12 @@ async def _events(chunks: StartedStream[Json]) -> AsyncGenerator[bytes, None]:
 
 @lru_cache(maxsize=16)
 def _fingerprint(model_id: str) -> str:
-    """Return a digest of the model id and package versions, on which a seed's answer depends."""
     versions = (f"{name} {_version(name)}" for name in _VERSIONED)
     named = "\0".join((*versions, model_id)).encode("utf-8", "surrogatepass")
     return f"fp_{hashlib.sha256(named).hexdigest()[:10]}"
 
 
 def _version(package: str) -> str:
-    """Return the version of an installed package; "none" if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

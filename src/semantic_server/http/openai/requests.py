@@ -1,6 +1,4 @@
-"""Helpers shared by requests of OpenAI's APIs: caller, sampling parameters, choices, stream
-options. Sampling parameters start from the served model's defaults. Knows neither messages nor
-replies."""
+"""Helpers of requests to OpenAI's APIs: caller, sampling, choices and stream options."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from semantic_server.http.openai.validators import ChatBody, CompletionBody, Res
 from semantic_server.http.request_fields.table import list_at, object_at, own_field_of, text_at
 
 MAX_CHOICES: Final = 128
-"""Most choices of one request, over all its prompts."""
+"""Most choices of one request, over all of its prompts."""
 
 _RANGES: Final[dict[str, tuple[float, float]]] = {
     "temperature": (0, 2),
@@ -49,9 +47,8 @@ _SEEDS: Final = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The origin of a request: its agent's name or None, its tenant and its client's identity. With
-    `force_usage`, streams end with a usage chunk even if the client did not request it. Without
-    `keep`, the server stores nothing of the request. `hints` are the agent's hints about itself."""
+    """The origin of a request. `force_usage` ends streams with a usage chunk. Without `keep`, the
+    server stores nothing."""
 
     agent: str | None = None
     tenant: str = ""
@@ -73,7 +70,7 @@ def caller_of(request: Request, body: Mapping[str, object]) -> Caller:
 
 
 def check_model(name: str, model: ServedModel) -> None:
-    """Raise ModelNotFoundError, with the served names, unless `name` is a served name."""
+    """Raise ModelNotFoundError unless `name` is a served name."""
     if not model.accepts(name):
         raise ModelNotFoundError(unknown_model(name, model.names))
 
@@ -82,8 +79,8 @@ def check_model(name: str, model: ServedModel) -> None:
 
 
 def number_of_choices(n: int | None, n_prompts: int = 1) -> int:
-    """Return the number of choices per prompt. Raises FieldError if all prompts together have more
-    than `MAX_CHOICES`."""
+    """Return the number of choices per prompt. Raises FieldError for more than `MAX_CHOICES` in
+    all."""
     n = 1 if n is None else n
     if n_prompts > MAX_CHOICES:
         raise FieldError(
@@ -104,9 +101,8 @@ def choices_of(
     caller: Caller,
     thinking_tokens: int | None = None,
 ) -> tuple[Ask, ...]:
-    """Return one engine request per choice of each prompt, in the order of the choices' indices.
-    The first choice continues the caller's agent. The other choices get their own agent names and
-    seeds, so that they neither overwrite that agent's history nor repeat its answer."""
+    """Return one engine request per choice of each prompt. Only the first choice continues the
+    caller's agent; the others get their own names and seeds."""
     return tuple(
         Ask(
             prompt,
@@ -137,12 +133,11 @@ def _agent_of_choice(agent: str | None, index: int) -> str | None:
 # Validation by element
 
 _PLACEHOLDERS: Final[dict[str, object]] = {"messages": [], "prompt": ""}
-"""Stand-ins for required fields that need validation by element."""
+"""Stand-ins for required fields."""
 
 
 def without_elements(known: Mapping[str, object]) -> dict[str, object]:
-    """Return `known` for validation with the SDK's types. Omits fields whose elements need separate
-    validation, so that errors name the element. An empty value replaces a required field."""
+    """Return `known` without the elements of lists, which other validators check."""
     plain = {name: value for name, value in known.items() if name not in CHECKED_BY_ELEMENT}
     return plain | {name: value for name, value in _PLACEHOLDERS.items() if name in known}
 
@@ -151,8 +146,8 @@ def without_elements(known: Mapping[str, object]) -> dict[str, object]:
 
 
 def constraint_of(known: Mapping[str, object]) -> AnswerFormat | None:
-    """Return the form of an answer that one of vLLM's fields requires; None if the body has no such
-    field. Raises FieldError for an invalid constraint, and for several constraints."""
+    """Return the required form of an answer, or None. Raises FieldError for an invalid constraint,
+    and for several."""
     given = {f"guided_{kind}": kind for kind in _FORMS}
     found = {name: (kind, known[name]) for name, kind in given.items() if name in known}
     if _STRUCTURED in known:
@@ -237,8 +232,8 @@ _FORMS: Final[dict[str, Callable[[str, object], AnswerFormat]]] = {
 def sampling_of(
     body: ChatBody | CompletionBody | ResponseBody, stop: object, model: ServedModel
 ) -> SamplingParams:
-    """Return the sampling parameters in `body`. `stop` is the value of the body's field `stop`,
-    not validated yet. `model` supplies the defaults. Raises FieldError for a value out of range."""
+    """Return the sampling parameters in `body`. `model` supplies the defaults. Raises FieldError
+    for a value out of range."""
     usual = model.sampling
     sampling = replace(
         usual,
@@ -263,9 +258,6 @@ def sampling_of(
 
 
 def _number(body: Mapping[str, object], name: str, default: float) -> float:
-    """Return the number called `name`, or `default`. Raises FieldError for a number out of
-    range.
-    """
     value = body.get(name)
     if not isinstance(value, (int, float)):
         return default
@@ -278,7 +270,7 @@ def _number(body: Mapping[str, object], name: str, default: float) -> float:
 def _with_other_neutrals(
     sampling: SamplingParams, body: ChatBody | CompletionBody | ResponseBody
 ) -> SamplingParams:
-    """Return `sampling` with the fields of `body` whose neutral value differs from the domain's."""
+    """Set the fields whose neutral value differs between the API and the domain."""
     if "top_k" in body:
         top_k = body["top_k"]
         if top_k < -1:
@@ -322,8 +314,7 @@ def _biases(biases: Mapping[str, int], vocab_size: int) -> dict[int, float]:
 
 
 UsagePlace = Literal["nowhere", "finish", "own chunk"]
-"""The place of a request's usage in a stream: the last chunk with a finish reason, where clients
-find it by default, or a chunk of its own after that."""
+"""The place of the usage in a stream: the last chunk of a choice, or its own chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,8 +327,8 @@ class StreamOptions:
 
 
 def stream_options(body: Mapping[str, object], *, force_usage: bool) -> StreamOptions:
-    """Validate and return the stream options of a body. With `force_usage`, the stream ends with a
-    usage chunk. Raises FieldError if the body has stream options but no stream."""
+    """Return the stream options of a body. Raises FieldError if the body has options but no
+    stream."""
     stream = body.get("stream") is True
     value = body.get("stream_options")
     if value is None:

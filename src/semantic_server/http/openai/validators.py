@@ -1,6 +1,4 @@
-"""Pydantic validators for OpenAI's own request types, with the extensions of local servers.
-Validation is strict: a string is not a number. OpenAI's types validate lists and unions lazily; the
-elements need separate validation, see `requests.without_elements`."""
+"""Validators for OpenAI's own request types. Validation is strict: a string is not a number."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ class Extensions(TypedDict, total=False):
 
 
 class Constraints(TypedDict, total=False):
-    """Fields of vLLM that constrain an answer; `requests.constraint_of` reads these fields."""
+    """Fields of vLLM that constrain an answer."""
 
     structured_outputs: dict[str, object]
     guided_json: dict[str, object] | str
@@ -104,7 +102,7 @@ _MESSAGES: Final[Mapping[str, type[_Message]]] = {
     "user": ChatCompletionUserMessageParam,
 }
 message_adapters: Final = {role: LazyAdapter(kind) for role, kind in _MESSAGES.items()}
-"""Validators of messages, by role; content and tool calls stay lazy."""
+"""Validators of messages, by role."""
 
 _Format = ResponseFormatText | ResponseFormatJSONObject | ResponseFormatJSONSchema
 _FORMATS: Final[Mapping[str, type[_Format]]] = {
@@ -119,7 +117,7 @@ tool_adapter: Final = LazyAdapter(ChatCompletionFunctionToolParam)
 tool_call_adapter: Final = LazyAdapter(ChatCompletionMessageFunctionToolCallParam)
 named_choice_adapter: Final = LazyAdapter(ChatCompletionNamedToolChoiceParam)
 allowed_choice_adapter: Final = LazyAdapter(ChatCompletionAllowedToolChoiceParam)
-"""Validator of a choice among allowed tools; the tools stay lazy."""
+"""Validator of a choice among allowed tools."""
 
 
 # Elements of a response's body
@@ -128,7 +126,7 @@ response_tool_adapter: Final = LazyAdapter(FunctionToolParam)
 function_call_adapter: Final = LazyAdapter(ResponseFunctionToolCallParam)
 custom_call_adapter: Final = LazyAdapter(ResponseCustomToolCallParam)
 reasoning_adapter: Final = LazyAdapter(ResponseReasoningItemParam)
-"""Validator of an input item of type `reasoning`; its texts stay lazy."""
+"""Validator of an input item of type `reasoning`."""
 
 _TextFormat = (
     ResponseFormatText | ResponseFormatJSONObject | ResponseFormatTextJSONSchemaConfigParam

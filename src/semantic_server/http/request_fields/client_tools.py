@@ -1,6 +1,4 @@
-"""Client tools that are not functions, and the calls of these tools. The model sees each tool as a
-function. A custom tool has one argument, the text `input`; a vendor's API defines the other tools.
-Knows the forms of tools and of calls, neither requests nor replies."""
+"""Client tools that are not functions. The model sees each of them as a function."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ Json = dict[str, object]
 CUSTOM: Final = "custom"
 
 _AS_WRITTEN: Final = "-as-written"
-"""Suffix of the id of a call whose input is the unchanged text of its arguments."""
+"""Suffix of a call's id if its input is the unchanged text of the arguments."""
 
 _TEXT: Final[Json] = {"type": "string"}
 _NUMBER: Final[Json] = {"type": "integer"}
@@ -76,7 +74,7 @@ OPENAI_TOOLS: Final = {
         ),
     )
 }
-"""OpenAI's tools by type, which is also their name."""
+"""OpenAI's tools by type."""
 
 _EDITED: Final[dict[str, Json]] = {
     "path": _TEXT,
@@ -116,21 +114,21 @@ ANTHROPIC_TOOLS: Final = {
         ),
     )
 }
-"""Anthropic's tools by type, without the date at its end."""
+"""Anthropic's tools by type, without the date."""
 
 
 # Custom tools
 
 
 def custom_tool(name: str, description: str, expected: str) -> Tool:
-    """Return a custom tool; `expected` describes the form of the tool's input for the model."""
+    """Return a custom tool. `expected` describes its input for the model."""
     found = _tool(CUSTOM, description, "input", input=_described(_TEXT, expected))
     return replace(found, name=name)
 
 
 def custom_call(call_id: str, arguments: str) -> tuple[str, str]:
-    """Return a custom tool's call for the client: its id and its input. If the arguments are not
-    exactly one text `input`, the arguments become the input unchanged, and the id gets a suffix."""
+    """Return a custom tool's call as (id, input). Arguments of another form become the input
+    unchanged."""
     match _parsed(arguments):
         case {"input": str(text), **others} if not others:
             return call_id, text
@@ -138,25 +136,25 @@ def custom_call(call_id: str, arguments: str) -> tuple[str, str]:
 
 
 def written_call(call_id: str, name: str, text: str) -> ToolCall:
-    """Return the call as the model wrote it, apart from white space. Inverts `custom_call`."""
+    """Return the call as the model wrote it, apart from white space."""
     if call_id.endswith(_AS_WRITTEN):
         return ToolCall(written_id(call_id), name, text)
     return ToolCall(call_id, name, json.dumps({"input": text}, ensure_ascii=False))
 
 
 def written_id(call_id: str) -> str:
-    """Return the id that the model gave a call; `call_id` is the call's id for the client."""
+    """Return the id that the model gave a call."""
     return call_id.removesuffix(_AS_WRITTEN)
 
 
 # Calls of OpenAI's tools
 
 _FOLDER: Final = "working_directory"
-"""The item's name for the field that the arguments call `workdir`."""
+"""The item's name for the argument `workdir`."""
 
 
 def item_fields(kind: str, arguments: str) -> Json | None:
-    """Return the fields of an item for a call of this `kind`; None if `arguments` do not fit."""
+    """Return the fields of an item for a call of this `kind`, or None if `arguments` do not fit."""
     given = _parsed(arguments)
     if not isinstance(given, dict) or not _fits(given, OPENAI_TOOLS[kind].parameters):
         return None
@@ -170,7 +168,7 @@ def item_fields(kind: str, arguments: str) -> Json | None:
 
 
 def arguments_of(kind: str, fields: Json) -> Json:
-    """Return the arguments of the item with these `fields`: the inverse of `item_fields`."""
+    """Return the arguments of the item with these `fields`."""
     action = fields.get("operation" if kind == "apply_patch" else "action")
     if not isinstance(action, dict):
         return fields
@@ -186,7 +184,6 @@ def _renamed(fields: Json, old: str, new: str) -> Json:
 
 
 def _parsed(text: str) -> object:
-    """Return the value of a JSON text; None for any other text."""
     try:
         found: object = from_json(text)
     except ValueError:
@@ -198,7 +195,6 @@ _TYPES: Final[Mapping[object, type]] = {"string": str, "integer": int}
 
 
 def _fits(value: object, schema: object) -> bool:
-    """Return whether `value` fits `schema`, a JSON schema of this module."""
     if not isinstance(schema, dict):
         return False
     match schema["type"]:

@@ -1,8 +1,6 @@
-"""Notes in place of content that a text model cannot process: pictures, sounds, documents and more.
+"""Notes in place of content that a text model cannot process.
 
-Clients resend the content in every later request, so a refusal would end the session for good. The
-same bytes make the same note, so prompts keep a common beginning. Decodes only the first bytes of a
-picture. Knows the content blocks of all APIs, not when to refuse a picture.
+The same bytes make the same note, so prompts keep a common beginning.
 """
 
 from __future__ import annotations
@@ -19,25 +17,25 @@ from semantic.domain.chat import Attachment
 
 _TEXT_ONLY: Final = "this model reads text only"
 _HEAD: Final = 1 << 16
-"""Bytes at the start of a picture in which to look for its size."""
+"""Bytes of a picture in which to look for its size."""
 _KB: Final = 1000
 _SHORTEST: Final = 24
-"""Fewest characters of base64: shorter texts are names, as are texts with other characters."""
+"""Fewest characters of base64; a shorter text is a name."""
 _LONGEST_NOTE: Final = 4000
 _LONGEST_NAME: Final = 80
 _DATA_URL: Final = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?[^,]*;base64,", re.ASCII)
 _FORMATS: Final = {b"\x89PNG": "PNG", b"\xff\xd8": "JPEG", b"GIF8": "GIF", b"RIFF": "WebP"}
 _MARKER: Final = 0xFF
 _SIZE_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""JPEG's markers of the frames that begin with the picture's size."""
+"""JPEG's markers of the frames that contain the size."""
 _SAID: Final = (
     "text", "title", "url", "name", "tool_name", "query", "code", "stdout", "stderr", "content",
 )  # fmt: skip
-"""Members of foreign blocks that contain text for readers."""
+"""Members of foreign blocks that contain text."""
 
 
 def picture(source: str) -> tuple[str, Attachment]:
-    """Return note and attachment for a picture, given as base64, data URL, other URL or name."""
+    """Return note and attachment for a picture. `source` is base64, a URL or a name."""
     found = _DATA_URL.match(source[:200])
     data = source if found is None else source[found.end() :]
     head = _decoded(data[: _HEAD * 4 // 3])
@@ -58,7 +56,7 @@ def attachment(kind: str, name: str, data: str) -> tuple[str, Attachment]:
 
 
 def file_note(file: Mapping[str, object]) -> tuple[str, Attachment]:
-    """Return note and attachment for a file with OpenAI's names and encoding."""
+    """Return note and attachment for a file in OpenAI's form."""
     fields = ("file_data", "file_url", "file_id")
     data = next((one for one in map(file.get, fields) if isinstance(one, str)), "")
     return attachment("document", str(file.get("filename", "")), data)
@@ -77,7 +75,6 @@ def _note(what: str, data: str) -> tuple[str, Attachment]:
 
 
 def _decoded(data: str) -> bytes | None:
-    """Return the first bytes that base64 text encodes; None for other text, such as an id."""
     if len(data) < _SHORTEST:
         return None
     try:
@@ -92,7 +89,7 @@ def _size(data: str) -> str:
 
 
 def _described(head: bytes) -> str:
-    """Return size and format, as in `1024 x 768 PNG`; only the parts that `head` shows."""
+    """Return size and format, as in `1024 x 768 PNG`."""
     name = next((name for magic, name in _FORMATS.items() if head.startswith(magic)), "")
     if not name or (name == "WebP" and head[8:12] != b"WEBP"):
         return ""

@@ -1,8 +1,8 @@
-"""Tables of the fields that an API supports, ignores or refuses; and checks of JSON values. Refuses
-a field outside the tables if its name resembles a known field, and logs any other unknown field
-once. All APIs share the fields of other servers and the field `semantic`. Members of `semantic` may
-also be headers: `X-Semantic-` with the member's name. Knows names, JSON types and neutral values,
-not the meaning of a field."""
+"""Tables of the fields that an API supports, ignores or refuses, and checks of JSON values.
+
+A misspelled field is an error. Headers such as `X-Semantic-Keep` set members of the field
+`semantic`.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _LONGEST_NAME: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How a route treats one field. With a `refusal`, the route accepts only values in `unless`."""
+    """How a route treats one field. With a `refusal`, it accepts only the values in `unless`."""
 
     refusal: str | None = None
     unless: tuple[object, ...] = ()
 
     def accepts(self, value: object) -> bool:
-        """Return whether a request may contain this `value`."""
+        """Return True if a request may contain `value`."""
         return self.refusal is None or any(
             type(value) is type(one) and value == one for one in self.unless
         )
@@ -43,21 +43,21 @@ class Field:
 SUPPORTED: Final = Field()
 
 IGNORED: Final = Field()
-"""A field accepted without effect, such as accounting tags and hints that change no answer."""
+"""A field accepted without effect."""
 
 
 def supported(names: str) -> dict[str, Field]:
-    """Return a table that marks each name in `names` as supported; spaces separate the names."""
+    """Return a table of supported fields. Spaces separate the `names`."""
     return dict.fromkeys(names.split(), SUPPORTED)
 
 
 def ignored(names: str) -> dict[str, Field]:
-    """Return a table that marks each name in `names` as ignored; spaces separate the names."""
+    """Return a table of ignored fields. Spaces separate the `names`."""
     return dict.fromkeys(names.split(), IGNORED)
 
 
 def refused(refusal: str, *unless: object) -> Field:
-    """Return a field that the server refuses as `refusal` says, except for values in `unless`."""
+    """Return a field that the server refuses, except for values in `unless`."""
     return Field(refusal, unless)
 
 
@@ -68,9 +68,8 @@ def fields_of(
     warnings: WarnOnce,
     within: str = "",
 ) -> dict[str, object]:
-    """Return the fields of `body` that are in the table and not null. `others` has fields of other
-    servers and APIs. `within` is the path prefix of a nested `body`. Raises FieldError for a
-    refused field, and for a misspelled field."""
+    """Return the fields of `body` that are in `table` and not null. `within` is the path prefix.
+    Raises FieldError for a refused or misspelled field."""
     given = {name: value for name, value in body.items() if value is not None}
     unknown = sorted(given.keys() - table.keys())
     for name in unknown:
@@ -87,7 +86,7 @@ def fields_of(
 
 @dataclass(frozen=True, slots=True)
 class WireFields:
-    """The request fields of one vendor's APIs; `others` has fields of other servers and APIs."""
+    """The request fields of one vendor's APIs."""
 
     others: Mapping[str, Field]
     warnings: WarnOnce
@@ -95,7 +94,7 @@ class WireFields:
     def known(
         self, body: Mapping[str, object], table: Mapping[str, Field], within: str = ""
     ) -> dict[str, object]:
-        """Call `fields_of` for a body, or for a nested object with the path prefix `within`."""
+        """Return the fields of `body` that are in `table`, as `fields_of` does."""
         return fields_of(body, table, {} if within else self.others, self.warnings, within)
 
 
@@ -193,7 +192,7 @@ FOREIGN: Final[dict[str, Field]] = {
     "top_a": refused(ONE_SAMPLER, 0, 0.0),
     "transforms": refused("this server never changes prompts", []),
 }
-"""The server refuses, by name, a field that would change an answer unless its value is neutral."""
+"""Fields of other servers. The server refuses them unless their value is neutral."""
 
 
 def at_least_one(name: str, value: int | None) -> int | None:
@@ -283,18 +282,16 @@ _members: Final = LazyAdapter(_Members)
 
 
 class OwnField(NamedTuple):
-    """The agent's hints about itself; `keep` is False if the server must store nothing."""
+    """The agent's hints about itself. `keep` is False if the server must store nothing."""
 
     keep: bool
     hints: Hints
 
 
 def own_field_of(request: Request, body: Mapping[str, object]) -> OwnField:
-    """Return the field `semantic`, or else its members in the headers. The server keeps nothing of
-    a request if either the header X-Semantic-Keep or the field `semantic.keep` is false.
+    """Return the field `semantic`, or else its members in the headers.
 
-    Raises FieldError for a value of a wrong type or out of range, for an unknown member, and for
-    `back_in` together with `done`.
+    Raises FieldError for an unknown member, a wrong value, and `back_in` together with `done`.
     """
     own, sent = _own(body), _sent(request)
     keep = False not in (own.get("keep"), sent.get("keep"))

@@ -1,6 +1,4 @@
-"""Input items of a response's request, translated to the domain's messages. Texts stay verbatim and
-in order. Calls of all kinds of tools become tool calls. Drops items of hosted tools with one
-warning, and refuses items without which the conversation would mean something else."""
+"""Translates input items of a response's request to messages. Drops items of hosted tools."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ _TEXT_PARTS: Final = {
     "summary_text": "text",
     "text": "text",
 }
-"""The name of the field that contains the text of a part, by the part's type."""
+"""The field that contains a part's text, by the part's type."""
 
 _PICTURES: Final = frozenset({"computer_screenshot", "input_image"})
 _COMPACTED: Final = "earlier messages that only the service that compacted them can read"
@@ -56,16 +54,15 @@ _COMPACTED: Final = "earlier messages that only the service that compacted them 
 
 @dataclass(frozen=True, slots=True)
 class ResponseInput:
-    """The messages of an input, and the tools that the input's items load."""
+    """The messages of an input, and the tools that it loads."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
 
 
 def input_of(value: object, tools: ToolSet, kept: KeptItems | None = None) -> ResponseInput:
-    """Read `input`, and add to `tools` the tools that input items load. An item of `kept` replaces
-    each reference to that item. Raises FieldError for an invalid item, and the same errors as
-    `KeptItems.item`."""
+    """Read `input`, and add its tools to `tools`. Items of `kept` replace references. Raises
+    FieldError for an invalid item, and the same errors as `KeptItems.item`."""
     if isinstance(value, str):
         return ResponseInput((Message("user", value),))
     if not isinstance(value, list):
@@ -107,9 +104,8 @@ def _item(path: str, value: object, kept: KeptItems | None) -> _Item:
 
 
 class _MessageAssembler:
-    """Assembles messages from items in order. In this API the reasoning, text and calls of one
-    assistant message are separate items. Adjacent items with ids belong to one message. Without
-    ids, a text or reasoning after a text or call begins another message."""
+    """Joins separate items of reasoning, text and calls to one assistant message. Adjacent items
+    with ids belong together."""
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
@@ -120,7 +116,6 @@ class _MessageAssembler:
         return tuple(self._messages)
 
     def add(self, message: Message) -> None:
-        """Add a whole message; its role is not assistant."""
         self._close()
         self._messages.append(message)
 
@@ -172,7 +167,6 @@ class _Reader:
     loaded: list[Tool] = field(default_factory=list)
 
     def read(self, item: _Item) -> None:
-        """Add `item` to the messages. Raises FieldError for an invalid or refused item."""
         if item.kind in _REFUSED:
             at = f"{item.path}.type"
             raise FieldError(f"{at}: {item.kind}: {_REFUSED[item.kind]}", param=at)
@@ -209,7 +203,6 @@ class _Reader:
         self.messages.add_call(written_call(call["call_id"], name, call["input"]))
 
     def other_call(self, item: _Item) -> None:
-        """Add a call of a client's tool that is not a function."""
         name = item.kind.removesuffix("_call")
         content = _content_fields(item)
         arguments = item.fields.get("arguments", content)
@@ -225,20 +218,18 @@ class _Reader:
         self.messages.add(Message("tool", content, tool_call_id=call, attachments=attached))
 
     def other_output(self, item: _Item) -> None:
-        """Add the output of a call of a tool that is not a function."""
         output = item.fields.get("output", _content_fields(item))
         content = output if isinstance(output, str) else _json(output)
         self.messages.add(Message("tool", content, tool_call_id=_call_id(item)))
 
     def found_tools(self, item: _Item) -> None:
-        """Add the names of the tools that a tool search found; `input_of` has loaded the tools."""
         found = list_at(f"{item.path}.tools", item.fields.get("tools"))
         names = [tool.get("name", tool.get("type")) for tool in found if isinstance(tool, dict)]
         content = _json({"tools": names})
         self.messages.add(Message("tool", content, tool_call_id=_call_id(item)))
 
     def compacted(self, item: _Item) -> None:
-        """Add a note in place of a summary that another service encrypted."""
+        """Add a note in place of a summary that only OpenAI can decrypt."""
         self.messages.add(Message("system", block_note(item.kind, {"text": _COMPACTED})))
 
     def nothing(self, item: _Item) -> None:
@@ -277,7 +268,6 @@ def _reasoning_text(path: str, fields: Json) -> str:
 
 
 def _call_id(item: _Item) -> str:
-    """Return the id of the call: the item's `call_id`, or else the item's `id`."""
     return item.text("call_id" if "call_id" in item.fields else "id")
 
 
@@ -297,7 +287,6 @@ def _text_of(path: str, value: object) -> str:
 
 
 def _content_of(path: str, value: object) -> tuple[str, tuple[Attachment, ...]]:
-    """Return the text at `path`: a string or a list of parts. Raises FieldError."""
     if isinstance(value, str):
         return value, ()
     if not isinstance(value, list):

@@ -1,9 +1,5 @@
-"""Output items of a response: their JSON objects, and the stream events that build up each item.
-
-Raw reasoning is the `content` of a reasoning item; this server writes no `summary`. An item's id
-contains the response's id, so an input can refer to the item and the server needs no index of
-items. Knows OpenAI's shapes, not the answer's events.
-"""
+"""Output items of a response, and the stream events that build them. An item's id contains the
+response's id."""
 
 from __future__ import annotations
 
@@ -30,12 +26,12 @@ _ITEM_ID: Final = re.compile(r"[a-z]+_(?P<response>[0-9a-f]+)_[0-9]+")
 
 
 def item_id(prefix: str, response_id: str, index: int) -> str:
-    """Return the id of output item number `index` of a response, with a `prefix` such as msg."""
+    """Return the id of output item number `index`. `prefix` is the item's type, such as msg."""
     return f"{prefix}_{response_id.removeprefix(RESPONSE_PREFIX)}_{index}"
 
 
 class KeptItems:
-    """The output items of a tenant's stored responses. Reads each response once."""
+    """The output items of a tenant's stored responses."""
 
     def __init__(self, store: ResponsesPort, tenant: str) -> None:
         self._store = store
@@ -43,8 +39,8 @@ class KeptItems:
         self._read: dict[str, dict[str, Json]] = {}
 
     def item(self, path: str, given: str) -> Json:
-        """Return the item whose id is `given`; the request refers to the item at `path`. Raises
-        WireError if the store lacks the item or its response, and StoreError for a failed read."""
+        """Return the item called `given`. `path` is the reference in the request. Raises WireError
+        if the item is not stored, and StoreError for a failed read."""
         match = _ITEM_ID.fullmatch(given)
         found = self._items(RESPONSE_PREFIX + match["response"]).get(given) if match else None
         if found is None:
@@ -66,26 +62,25 @@ class KeptItems:
 Status = Literal["in_progress", "completed", "incomplete"]
 
 _CONTENT_INDEX: Final = 0
-"""The index of an item's content part: every item has at most one."""
+"""Every item has at most one content part."""
 
 ID_BYTES: Final = 24
 _ENCODED_PREFIX: Final = "semantic.thought."
 
 
 def new_response_id(route: str = "") -> str:
-    """Return a new random response id; in a fleet, the id ends with the request's `route`."""
+    """Return a new random id. In a fleet, it ends with the request's `route`."""
     return f"{RESPONSE_PREFIX}{secrets.token_hex(ID_BYTES)}{route}"
 
 
 def encoded_reasoning(text: str) -> str:
-    """Return `text` as the field `encrypted_content`, which clients return unread. Does not encrypt
-    the text: only the client that may see the text gets it."""
+    """Return `text` as the field `encrypted_content`. The text is encoded, not encrypted."""
     data = text.encode("utf-8", "surrogatepass")
     return _ENCODED_PREFIX + base64.urlsafe_b64encode(data).decode("ascii")
 
 
 def decoded_reasoning(encoded: str) -> str:
-    """Invert `encoded_reasoning`; return "" for damaged text and for another service's text."""
+    """Invert `encoded_reasoning`. Returns "" for another service's text."""
     if not encoded.startswith(_ENCODED_PREFIX):
         return ""
     try:
@@ -248,18 +243,17 @@ class CallItem:
 
 @dataclass(slots=True)
 class ClientCallItem:
-    """A call of a tool whose `kind` is not function. The item's form depends on all arguments, so
-    all its events come at the call's end."""
+    """A call of a tool whose `kind` is not function. All events come at its end."""
 
     kind: str
     call: CallItem
 
     def begin(self) -> list[Json]:
-        """Return [], because the item's form is known only at its end."""
+        """Return []: the form is known only at the end."""
         return []
 
     def grow(self, arguments: str) -> list[Json]:
-        """Collect more of the arguments; return [], because events come only at the item's end."""
+        """Collect more of the arguments; return []."""
         self.call.texts.append(arguments)
         return []
 
@@ -280,7 +274,7 @@ class ClientCallItem:
         return [_added(call.index, begun), *events, _done(call.index, item)]
 
     def as_object(self, status: Status) -> Json:
-        """Return the item so far; a function call for arguments that do not fit the tool's form."""
+        """Return the item so far. Arguments that do not fit the tool become a function call."""
         item = self.call.as_object(status)
         arguments = str(item["arguments"])
         if self.kind == CUSTOM:
@@ -324,6 +318,5 @@ def _reasoning_part(text: str) -> Json:
 
 
 def _logprob(one: ChatTokenLogprob) -> Json:
-    """Return `one` in this API's form: `bytes` is [] instead of null for a part of a character."""
     top = [{**other, "bytes": other["bytes"] or []} for other in one["top_logprobs"]]
     return {**one, "bytes": one["bytes"] or [], "top_logprobs": top}

@@ -1,6 +1,4 @@
-"""The body of a response's request, parsed into one engine request. Validates every field before
-generating, and prepends the history: the previous response and all responses before that. Knows the
-API's fields, not its replies."""
+"""Parses the body of a response's request, and prepends the previous responses."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ from semantic_server.http.request_fields.table import (
 
 
 class ResponseGoneError(InvalidRequestError):
-    """The store lacks a response or a previous response; `response_id` is the missing id."""
+    """The store lacks a response."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"no response {response_id!r:.200}")
@@ -53,7 +51,7 @@ class ResponseGoneError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A conversation up to a response, its last agent, and the newest version of each tool."""
+    """A conversation up to a response, with its last agent and its tools."""
 
     messages: tuple[Message, ...]
     agent: str
@@ -61,8 +59,8 @@ class History:
 
 
 def history_of(responses: ResponsesPort, tenant: str, response_id: str) -> History:
-    """Return the history that ends with the response `response_id`. Raises ResponseGoneError if the
-    store lacks a response of the chain, and StoreError if the read fails."""
+    """Return the history that ends with `response_id`. Raises ResponseGoneError if a response is
+    not stored, and StoreError if the read fails."""
     chain = _chain(responses, tenant, response_id)
     tools = {tool.name: tool for one in chain for tool in one.tools}
     messages = [message for one in chain for message in (*one.input, *one.output)]
@@ -108,7 +106,7 @@ RESPONSE_FIELDS: Final[dict[str, Field]] = {
     "client_metadata": IGNORED,
     "min_tokens": Field("this server cannot enforce a minimum of tokens", (0,)),
 }
-"""Body fields. This server lacks hosted tools (`max_tool_calls`) and image inputs (`image`)."""
+"""Fields of the body."""
 
 REASONING_FIELDS: Final[dict[str, Field]] = {
     "context": Field("the model's template decides which thoughts stay", ("auto",)),
@@ -118,7 +116,7 @@ REASONING_FIELDS: Final[dict[str, Field]] = {
     "mode": Field("this server has one mode only", ("standard",)),
     "summary": IGNORED,
 }
-"""Members of `reasoning`. Replies have the reasoning verbatim. OpenAI has no `max_tokens`."""
+"""Members of `reasoning`."""
 
 TEXT_FIELDS: Final[dict[str, Field]] = {
     "format": SUPPORTED,
@@ -129,7 +127,7 @@ CACHE_OPTION_FIELDS: Final[dict[str, Field]] = {
     **ignored("comparison_response_id mode ttl"),
     "prewarm": Field("this server computes no prompt without an answer", (False,)),
 }
-"""Members of `prompt_cache_options`. The server caches every prompt within the quota anyway."""
+"""Members of `prompt_cache_options`. The server caches every prompt anyway."""
 
 STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
     "include_obfuscation": Field("this server does not obfuscate events", (False,))
@@ -147,7 +145,7 @@ CHECKED_BY_ELEMENT: Final = frozenset(
         "tools",
     }
 )
-"""Fields with validation of their own, so that errors have the element's path."""
+"""Fields with their own validation, so that errors name the element."""
 
 
 _MAX_TOP_LOGPROBS: Final = 20
@@ -165,14 +163,13 @@ _INCLUDE_WITHOUT_EFFECT: Final = frozenset(
         "web_search_call.results",
     }
 )
-"""Optional fields of item types that this server's responses never have."""
+"""Optional fields that this server's responses never have."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A request for a response. `input` is the input of this request alone. `tools` translates
-    function names. `reply_fields` are the response object's fields that the request determines.
-    `encrypted_reasoning` and `logprobs` switch on optional fields of the output."""
+    """A request for a response. `input` excludes previous responses. `reply_fields` are the fields
+    that the reply repeats."""
 
     ask: Ask
     input: ResponseInput
@@ -189,7 +186,7 @@ def response_request(
     body: Mapping[str, object], model: ServedModel, caller: Caller, store: ResponsesPort
 ) -> ResponseRequest:
     """Parse `body`. May block on `store`. Raises InvalidRequestError, ModelNotFoundError, and
-    WireError if the store lacks the previous response or the response of a referenced item."""
+    WireError if a referenced response is not stored."""
     known = known_fields(body, RESPONSE_FIELDS)
     checked = validated(
         response_adapter(),
@@ -252,7 +249,6 @@ def response_request(
 
 
 def _stored(body: ResponseBody, *, keep: bool) -> bool:
-    """Return whether to store the response. Raises FieldError if `store` is true without `keep`."""
     given = body.get("store")
     if given and not keep:
         raise FieldError("store must be false or missing: keep is false", param="store")
@@ -268,7 +264,6 @@ def _include(value: object) -> frozenset[str]:
 
 
 def _checked_objects(known: Mapping[str, object]) -> tuple[Json, bool]:
-    """Read `reasoning` and `stream`. Raises FieldError for a refused nested field."""
     reasoning: Json = {}
     for name, table in (
         ("reasoning", REASONING_FIELDS),
@@ -317,7 +312,7 @@ def _history(store: ResponsesPort, tenant: str, previous: str) -> History:
 def _messages(
     instructions: str | None, history: History | None, own_input: ResponseInput
 ) -> tuple[Message, ...]:
-    """Return the whole conversation. Omits the instructions of previous requests."""
+    """Return the whole conversation without the instructions of previous requests."""
     system = () if instructions is None else (Message("system", instructions),)
     previous = () if history is None else history.messages
     conversation = (*previous, *own_input.messages)
@@ -328,16 +323,13 @@ def _messages(
 
 @dataclass(frozen=True, slots=True)
 class _TextFormat:
-    """The form of texts; `answer_format` is None for free text, `reply_value` is the field `text`
-    of the reply.
-    """
+    """The form of texts. `reply_value` is the field `text` of the reply."""
 
     answer_format: AnswerFormat | None = None
     reply_value: Json = field(default_factory=lambda: {"type": "text"})
 
 
 def _text_format(value: object) -> _TextFormat:
-    """Read `text`. The server enforces a schema, strict or not. Raises FieldError."""
     if value is None:
         return _TextFormat()
     text = known_fields(object_at("text", value), TEXT_FIELDS, "text.")
@@ -361,7 +353,6 @@ def _reply_fields(
     text: _TextFormat,
     reasoning: Json,
 ) -> Json:
-    """Return the request's fields that the response object repeats; missing fields get defaults."""
     return {
         "instructions": body.get("instructions"),
         "max_output_tokens": body.get("max_output_tokens"),

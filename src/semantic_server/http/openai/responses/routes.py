@@ -1,6 +1,4 @@
-"""/v1/responses: create a response; retrieve or delete a stored response, or list its input.
-Replies with events, or with only the last event's object. Stores a response before sending its end.
-Does not know the shapes of events."""
+"""/v1/responses: create, retrieve and delete responses, or list their input."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ class ResponseReply:
         store: ResponsesPort,
         route: str = "",
     ) -> None:
-        """`route` is the request's routing key in a fleet."""
+        """`route` is the routing key of a fleet."""
         self._parsed = parsed
         self._answer = answer
         self._serving = serving
@@ -72,8 +70,7 @@ class ResponseReply:
         return self._writer.response
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a stream; an error is the last event. The heartbeat is an event of
-        the response, because some clients ignore heartbeats without data."""
+        """Yield the events of a stream. An error is the last event."""
         seconds = settings_of(request).keep_alive
         try:
             async with aclosing(
@@ -115,8 +112,8 @@ class ResponseReply:
 async def with_heartbeat(
     events: AsyncGenerator[T, None], seconds: float, heartbeat: Callable[[], T]
 ) -> AsyncGenerator[T, None]:
-    """Yield each of `events` at once, and `heartbeat()` whenever no event arrives for `seconds`.
-    Closing this generator closes `events`, even during a wait for the next event."""
+    """Yield `events`, and `heartbeat()` after every `seconds` without an event. Closing this
+    generator closes `events`."""
     pending: asyncio.Future[list[T]] | None = None
     try:
         while True:
@@ -139,7 +136,6 @@ async def with_heartbeat(
 
 
 async def _next(events: AsyncGenerator[T, None]) -> list[T]:
-    """Return the next event in a list; [] after the last event."""
     async for event in events:
         return [event]
     return []
@@ -157,7 +153,7 @@ _NO_COMPACTION: Final = (
 
 
 class _ResponseIdConvertor(StringConvertor):
-    """Matches any id except the names of other routes, `input_tokens` and `compact`."""
+    """Matches any id except `input_tokens` and `compact`, which are other routes."""
 
     regex = "(?!(?:input_tokens|compact)(?:/|$))[^/]+"
 

@@ -1,5 +1,4 @@
-"""Stored responses: put, get and delete by id, and the list of a response's input items. Runs
-blocking calls of the store in a worker thread. Knows the store's port, not its implementation."""
+"""Stores, retrieves and deletes responses, and lists their input items."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ async def delete_response(request: Request, response_id: str) -> None:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Turn StoreError into a WireError 503 without the cause, which may disclose details."""
+    """Turn StoreError into a 503 without the cause, which may disclose details."""
     try:
         yield
     except StoreError as error:
@@ -104,7 +103,7 @@ def _not_found(response_id: str) -> WireError:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of a list: at most `limit` items in this `order`, after the item `after` (an id)."""
+    """A page of a list: at most `limit` items after the item `after`."""
 
     after: str | None = None
     limit: int = 20
@@ -112,9 +111,8 @@ class Page:
 
 
 def input_list(response: StoredResponse, page: Page) -> Json:
-    """Return one page of the input items of the response's own request. Makes the items from the
-    prompt's messages; repeated calls give the same ids. Raises FieldError for an unknown
-    `page.after`."""
+    """Return one page of a response's own input items. Repeated calls give the same ids. Raises
+    FieldError for an unknown `page.after`."""
     items = _items(response)
     if page.order == "desc":
         items.reverse()
@@ -144,7 +142,6 @@ def _items(response: StoredResponse) -> list[Json]:
 
 
 def _items_of(message: Message) -> Sequence[tuple[str, Json]]:
-    """Return the items of `message`, each as a pair: the prefix of its id, and the item."""
     if message.role == "tool":
         output: Json = {"call_id": message.tool_call_id, "output": message.content}
         return [("fco", {"type": "function_call_output", **output})]

@@ -1,9 +1,6 @@
 """Tools of a response's request: the callable functions, their names, and the choice.
 
-The model sees a function of a namespace without the namespace's name, unless another function has
-that name. The client receives calls of the function with the namespace. The prompt lacks a
-namespace's description. Drops hosted tools with one warning, because this server runs no hosted
-tools.
+The model sees a function's namespace only if two functions have the same name. Drops hosted tools.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ _CALLED: Final = frozenset({"function", CUSTOM, *OPENAI_TOOLS})
 
 @dataclass(frozen=True, slots=True)
 class FunctionName:
-    """A function's name as the client uses it, with the namespace."""
+    """A function's name and namespace, as the client uses them."""
 
     name: str
     namespace: str | None = None
@@ -70,26 +67,27 @@ class ToolSet:
             self._add(one)
 
     def add_loaded(self, path: str, value: object) -> tuple[Tool, ...]:
-        """Add an input item's tools in place of tools of the same name; return the added tools."""
+        """Add the tools of an input item, in place of tools with the same name. Returns the added
+        tools."""
         return tuple(self._tools[self._add(one)] for one in _functions(path, value))
 
     def add_previous(self, tools: Sequence[Tool]) -> None:
-        """Add the tools of previous responses, except those with the name of a present tool."""
+        """Add the tools of previous responses, unless a tool has the same name."""
         for tool in tools:
             if tool.name not in self._tools:
                 self._tools[tool.name] = tool
                 self._names[tool.name] = FunctionName(tool.name)
 
     def model_name(self, name: FunctionName) -> str:
-        """Return the name that the model sees for `name`; an unknown function keeps its name."""
+        """Return the name that the model sees for `name`."""
         return next((known for known, one in self._names.items() if one == name), name.name)
 
     def client_name(self, model_name: str) -> FunctionName:
-        """Return the client's name for the function `model_name`; inverts `model_name()`."""
+        """Return the client's name for `model_name`."""
         return self._names.get(model_name, FunctionName(model_name))
 
     def kind_of(self, model_name: str) -> str:
-        """Return the type of the tool whose name for the model is `model_name`."""
+        """Return the type of the tool that the model calls `model_name`."""
         tool = self._tools.get(model_name)
         return "function" if tool is None else tool.kind
 
@@ -109,8 +107,8 @@ class ToolSet:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A function; `path` is its place in the request. `reply_tool` is the tool in the reply that
-    has this function. In a namespace, only the first function has a `reply_tool`."""
+    """A function. `path` is its place in the request. In a namespace, only the first function has a
+    `reply_tool`."""
 
     path: str
     name: FunctionName
@@ -139,7 +137,6 @@ def _functions(path: str, value: object, namespace: str | None = None) -> list[_
 
 
 def _is_local(tool: Json) -> bool:
-    """Return whether the client runs the shell `tool`, rather than a container of OpenAI."""
     environment = tool.get("environment")
     return not isinstance(environment, dict) or environment.get("type") == "local"
 
@@ -184,7 +181,7 @@ def _custom(path: str, given: Json, namespace: str | None) -> _Function:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The callable tools and the tool choice; `reply_value` is the choice in the reply's form."""
+    """The callable tools and the tool choice. `reply_value` is the choice in the reply."""
 
     tools: tuple[Tool, ...]
     choice: ToolChoice
@@ -242,8 +239,6 @@ def _allowed(tools: ToolSet, given: Json) -> Choice:
 
 
 def _known(tools: ToolSet, path: str, given: Json) -> tuple[str, Json]:
-    """Return the model's name for the tool chosen at `path`, and the choice in the form of the
-    reply. Raises FieldError for an unknown tool."""
     kind = given["type"]
     if isinstance(kind, str) and kind in OPENAI_TOOLS:
         check_known(kind, tools.tools, path)

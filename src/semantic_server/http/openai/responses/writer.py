@@ -1,5 +1,4 @@
-"""Converts the events of an answer to the events of a response, and to the response object. A reply
-without a stream is the object in the last event, so stream and reply agree. Knows no HTTP."""
+"""Converts the events of an answer to the events of a response."""
 
 from __future__ import annotations
 
@@ -37,9 +36,9 @@ from semantic_server.http.request_fields.client_tools import CUSTOM
 
 _SERVER_ERROR: Final = "server_error"
 _CLIENT_ERROR: Final = "invalid_prompt"
-"""The code for a client's error or a cancelled request: Codex repeats after `server_error`."""
+"""The code for a client's error or a cancelled request. Codex repeats after `server_error`."""
 _OVERFLOW: Final = "context_length_exceeded"
-"""The code for a context overflow, absent in OpenAI's types; clients then shorten their history."""
+"""The code for a context overflow. Clients then shorten their history."""
 
 _UNFINISHED: Final[Json] = {
     "status": "in_progress",
@@ -51,7 +50,7 @@ _UNFINISHED: Final[Json] = {
 
 
 class ResponseWriter:
-    """Writes one response. `write` takes an answer's events in order and returns events to send."""
+    """Writes one response: `write` takes an answer's events in order and returns events to send."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class ResponseWriter:
         route: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`route` is the request's routing key in a fleet."""
+        """`route` is the routing key of a fleet."""
         self._request = request
         self._clock = clock
         self._items: list[OutputItem] = []
@@ -100,7 +99,7 @@ class ResponseWriter:
         return {**self._response, "output": items}
 
     def write(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Json]:
-        """Return the events to send for `event` and its `logprobs`. Raises WireError on failure."""
+        """Return the events to send for `event`. Raises WireError on failure."""
         match event:
             case AnswerStarted():
                 return [*self._created_once(), self.heartbeat()]
@@ -109,8 +108,7 @@ class ResponseWriter:
         return self._output(event, logprobs)
 
     def heartbeat(self) -> Json:
-        """Return `response.created` the first time, then `response.in_progress`. Omits the fields
-        of a finished response: a response must not look finished before the store has it."""
+        """Return an event that keeps the connection alive."""
         kind, self._created = "in_progress" if self._created else "created", True
         return {"type": f"response.{kind}", "response": {**self.response, **_UNFINISHED}}
 
@@ -204,7 +202,7 @@ class ResponseWriter:
 
 
 def error_event(problem: Problem) -> Json:
-    """Return the event that ends a stream with an error, for errors before the response exists."""
+    """Return the event that ends a stream with an error before the response exists."""
     return {"type": "error", **_error(problem), "param": problem.param}
 
 
@@ -220,7 +218,7 @@ def _code(problem: Problem) -> str:
 
 
 def _message(problem: Problem) -> str:
-    """Return the message that the same error has over HTTP: clients match some messages."""
+    """Return the message that the error has over HTTP: clients match some messages."""
     error = openai_error(problem)["error"]
     return str(error["message"]) if isinstance(error, dict) else problem.message
 
