@@ -1,5 +1,4 @@
-"""A fleet's object store: opens the stores that processes share, runs the janitor once, and deletes
-a tenant. Imports adapters inside functions. Knows no engine."""
+"""A fleet's object store: opens it, evicts its objects, and deletes a tenant."""
 
 from __future__ import annotations
 
@@ -39,9 +38,8 @@ _SHARING = threading.Lock()
 
 
 class FleetStore:
-    """Implements `SharedStorePort` with an object store. All stores of a process with the same URL
-    and credentials share a connection, its circuit breaker and its log of outages. So a request
-    waits only once for a store that hangs."""
+    """Implements `SharedStorePort` with an object store. Stores of a process with the same URL and
+    credentials share a connection."""
 
     def __init__(self, url: str, secret: bytes, max_bytes: int | None = None) -> None:
         """See `OpensShared`."""
@@ -57,8 +55,7 @@ class FleetStore:
         self.objects = objects
 
     def blocks(self) -> RemoteStore:
-        """See `SharedStorePort.blocks`. With a budget, starts a janitor, which has its own
-        connection."""
+        """See `SharedStorePort.blocks`. With a budget, starts a janitor."""
         from semantic_fleet.objects.remote_store import RemoteStore
 
         if self._max_bytes is None:
@@ -94,9 +91,8 @@ class FleetStore:
 
 
 def require_objects(settings: Settings) -> tuple[Objects, bytes]:
-    """Return a new connection for a command, and the fleet's secret. The connection does not report
-    outages. Raises InvalidRequestError if the settings have no URL, and the same errors as
-    `FleetStore`."""
+    """Return a new connection for a command, and the fleet's secret. Raises InvalidRequestError
+    without a URL, and the same errors as `FleetStore`."""
     place = shared_place(settings)
     if place is None:
         raise InvalidRequestError("remote_store must be a URL")
@@ -116,8 +112,8 @@ def _new_objects(url: str, notify: Callable[[str], None] | None = None) -> Objec
 
 
 def try_objects(objects: Objects) -> float:
-    """Write, read, list and delete an object; return how many seconds this took. Raises StoreError
-    if the store misbehaves, and the same errors as the methods of `objects`."""
+    """Write, read, list and delete an object; return the seconds it took. Raises StoreError if the
+    store misbehaves, and the same errors as `objects`."""
     path, data = f"probes/{os.urandom(8).hex()}", os.urandom(64)
     started = time.monotonic()
     was_new = objects.create(path, data)
@@ -134,8 +130,8 @@ def try_objects(objects: Objects) -> float:
 
 
 def open_publisher(endpoint: str, topic: str) -> KVPublisher:
-    """Return the publisher of the tiers' changes. Raises the same errors as `KVPublisher`, plus
-    OperatorError for missing packages. Warns if other machines can reach the address."""
+    """Return the publisher of the tiers' changes. Warns if other machines can reach the address.
+    Raises the same errors as `KVPublisher`, and OperatorError for missing packages."""
     from semantic_server.http.settings import is_loopback
 
     try:
@@ -156,7 +152,7 @@ class Forgotten:
     n_objects: int
     had_keys: bool
     keeps_versions: bool
-    """True if the bucket keeps old versions of the objects and keys."""
+    """True if the bucket keeps old versions of deleted objects."""
 
 
 def evict_remote(
@@ -164,9 +160,8 @@ def evict_remote(
     wait: Callable[[float], None] = time.sleep,
     notify: Callable[[str], None] = lambda _: None,
 ) -> Report | None:
-    """Run the janitor once over the fleet's object store, and return a report; None if another
-    process is the janitor. If the lease may belong to a dead process, calls `notify` and waits.
-    Raises the same errors as `require_objects`, plus StoreError if the object store fails."""
+    """Run the janitor once and return a report. Returns None if another process is the janitor.
+    Raises the same errors as `require_objects`, and StoreError if the store fails."""
     if settings.remote_bytes is None:
         raise InvalidRequestError("remote_gb: expected the GiB that the object store may use")
     objects, secret = require_objects(settings)
@@ -208,7 +203,6 @@ def forget_tenant(settings: Settings, name: str) -> Forgotten:
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """Turn failures of the object store and of the lease into StoreError."""
     from semantic_fleet.objects.lease import LostLeaseError
     from semantic_fleet.objects.objects import UnavailableError
 

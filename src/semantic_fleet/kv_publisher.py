@@ -1,11 +1,7 @@
-"""Publishes the contents of this machine's tiers over ZeroMQ, as vLLM does.
+"""Publishes the blocks in this machine's tiers over ZeroMQ, with vLLM's messages.
 
-Implements `BlockObserver`: changes wait in a bounded queue, and one thread sends the changes. A
-message is `topic, number, payload`. Numbers are 8 bytes, big-endian, without gaps, so a subscriber
-notices missed messages and requests the messages again at the second socket. A payload is the
-msgpack encoding of an array `[time, events, rank]`; each event is a map with its name at "type".
-Fields have vLLM's names; events omit the fields that vLLM omits by default. After the queue
-overflows, the thread publishes all stored blocks again. Knows sockets, not why the tiers change.
+A message is `topic, number, payload`. Numbers are 8 bytes, big-endian, without gaps. A payload is
+the msgpack encoding of `[time, events, rank]`. A second socket repeats missed messages.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ _MEDIA: Final = {Tier.MEMORY: "CPU", Tier.DISK: "STORAGE"}
 
 
 class BlockStored(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Stored blocks, each the parent of the next, with the tokens of all these blocks."""
+    """Stored blocks, each the parent of the next."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -57,7 +53,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """An order to forget all blocks; a list of all blocks in the tiers follows."""
+    """An order to forget all blocks. A list of all stored blocks follows."""
 
 
 Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
@@ -96,8 +92,7 @@ def encoded(time: float, events: Sequence[Event]) -> bytes:
 
 
 def events_of(changes: Sequence[Change]) -> list[Event]:
-    """Return `changes` as events, in order. Consecutive blocks of a chain make one event;
-    consecutive removals make one event too."""
+    """Return `changes` as events, in order. Consecutive blocks of a chain make one event."""
     runs: list[list[Change]] = []
     for change in changes:
         if runs and _continues(runs[-1][-1], change):
@@ -132,7 +127,7 @@ def _event(run: Sequence[Change]) -> Event:
 
 
 def _named(name: BlockHash) -> int:
-    """Return the last 64 bits of a block's hash: vLLM's default name of a block."""
+    """Return the last 64 bits of a block's hash, as vLLM does by default."""
     return int.from_bytes(name, "big") & ((1 << _NAME_BITS) - 1)
 
 
@@ -141,12 +136,12 @@ MOST_WAITING: Final = 4096
 _BATCH: Final = 64
 """Most changes in one message: blocks of 16,384 tokens."""
 _REPLAYED: Final = 1000
-"""Most messages to keep for replays, whose bytes have a limit too; all clients share them."""
+"""Most messages to keep for replays."""
 _REPLAYED_BYTES: Final = 32 << 20
 _UNREAD: Final = 1000
-"""Most messages to queue for one subscriber; a subscriber misses and requests further messages."""
+"""Most messages to queue for one subscriber. It misses further messages."""
 _LONGEST_REQUEST: Final = 4096
-"""Most bytes that a subscriber may send at once: a topic or a number."""
+"""Most bytes of a subscriber's topic or number."""
 _NUMBER_BYTES: Final = 8
 _END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 """Sent in place of the number at the end of a replay."""
@@ -158,7 +153,7 @@ _LINGER_MS: Final = 500
 
 
 class KVPublisher:
-    """Publishes changes of the tiers. Before `begin`, ignores changes and sends nothing."""
+    """Publishes changes of the tiers. Does nothing before `begin`."""
 
     def __init__(self, endpoint: str, topic: str = "", *, most_waiting: int = MOST_WAITING) -> None:
         """Bind `endpoint`, and `replay_endpoint(endpoint)` for replays. Raises InvalidRequestError
@@ -233,7 +228,7 @@ class KVPublisher:
         return is_taken
 
     def _wake(self) -> None:
-        """Wake the sending thread. The caller holds the lock `_changed`."""
+        """The caller holds the lock `_changed`."""
         if not self._is_awake:
             self._is_awake = True
             self._wakes.send(b"\0")
@@ -273,7 +268,6 @@ class KVPublisher:
             """Send the changes that came before the end."""
 
     def _send_some(self) -> bool:
-        """Send at most one message from the queue; return whether there was a change to send."""
         with suppress(BlockingIOError):
             self._woken.recv(_LONGEST_REQUEST)
         with self._changed:
@@ -290,7 +284,6 @@ class KVPublisher:
         return begins_anew or bool(some)
 
     def _send_all_stored(self) -> None:
-        """Publish all stored blocks; repeated blocks do not mislead a subscriber."""
         self._is_asked, self._listed = False, time.monotonic()
         some: list[Change] = []
         for change in self._all_stored():
@@ -304,7 +297,6 @@ class KVPublisher:
             self._send(events_of(some))
 
     def _all_stored(self) -> Iterator[Change]:
-        """Yield the blocks of each chain from its beginning, as far as any tier has the blocks."""
         roots = {root for one in self._tiers.values() for root in one.roots(self._namespace or b"")}
         waiting = [header for root in roots for header in self._after(root)]
         run: list[BlockHeader] = []
@@ -317,13 +309,11 @@ class KVPublisher:
                 run = []
 
     def _after(self, parent: BlockHash) -> list[BlockHeader]:
-        """Return the whole blocks that follow the block `parent` in any tier."""
         tiers = self._tiers.values()
         found = (header for one in tiers for header in one.children(parent, Part.FULL))
         return list({one.link.hash: one for one in found if one.is_whole_block}.values())
 
     def _of_each_tier(self, run: Sequence[BlockHeader]) -> Iterator[Change]:
-        """Yield a change for each block of `run` in each tier with the block, parents first."""
         keys = [header.key for header in run]
         found = {tier: one.find(keys) for tier, one in self._tiers.items()}
 
@@ -351,7 +341,6 @@ class KVPublisher:
         return came
 
     def _answer_replay(self) -> None:
-        """Send a subscriber the kept messages from its requested number on; ignore bad requests."""
         asked = self._replays.recv_multipart()
         if len(asked) != len(("client", "", "number")) or len(asked[2]) != _NUMBER_BYTES:
             return

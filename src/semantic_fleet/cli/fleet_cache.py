@@ -72,7 +72,6 @@ FLEET_COMMANDS: dict[str, Callable[..., None]] = {"janitor": janitor, "forget-te
 
 
 def _tenant(key_variable: str | None, *, local: bool) -> str:
-    """Return the tenant's name. Raises InvalidRequestError for options without one clear tenant."""
     if local == (key_variable is not None):
         raise InvalidRequestError("expected exactly one of --key-variable and --local")
     if key_variable is None:

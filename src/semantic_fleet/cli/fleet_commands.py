@@ -1,8 +1,4 @@
-"""`semantic fleet`: several identical servers behind one address, as replicas on Ray Serve.
-
-Reads settings, refuses options that replicas cannot share, and joins the edge and the cluster.
-Knows neither HTTP nor Ray.
-"""
+"""`semantic fleet`: several identical servers behind one address, as replicas on Ray Serve."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ if TYPE_CHECKING:
 
 _FLEET = "Fleet"
 _FOLDER = "fleet"
-"""Name of the fleet's folder, next to the folder of a single server's store."""
+"""Name of the fleet's folder."""
 
 RayAddress = Annotated[
     str | None,
@@ -214,9 +210,7 @@ def check_fleet(settings: ServerSettings, fleet: ReplicaOptions) -> None:
 
 
 def plan_of(settings: ServerSettings, fleet: ReplicaOptions) -> FleetPlan:
-    """Return the plan of the fleet to run. Raises InvalidRequestError if there is neither a home
-    folder nor --store.
-    """
+    """Return the plan of the fleet. Raises InvalidRequestError without a folder for the store."""
     from semantic_fleet.replicas.ray_cluster import FleetPlan
 
     return FleetPlan(
@@ -258,14 +252,13 @@ def _print_ready(where: str, settings: ServerSettings, fleet: ReplicaOptions) ->
 
 
 def _take_signals_back() -> None:
-    """Restore the signal handlers from before Ray's start: Ray's handlers print stacks."""
+    """Restore the signal handlers that Ray replaced: its handlers print stacks."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.getsignal(number))
 
 
 class _FleetLife:
-    """Starts the cluster with the server, and stops the cluster after the last request. `failure`
-    is the first error of starting or stopping."""
+    """Starts the cluster with the server, and stops it last. `failure` is the first error."""
 
     def __init__(self, cluster: RayCluster, ready: Callable[[], None]) -> None:
         self._cluster = cluster
@@ -275,7 +268,6 @@ class _FleetLife:
 
     @asynccontextmanager
     async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
-        """Run the cluster for as long as the edge runs."""
         import asyncio
 
         starting = asyncio.ensure_future(asyncio.to_thread(self._cluster.start))

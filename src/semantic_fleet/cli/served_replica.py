@@ -1,5 +1,4 @@
-"""The server of a replica: the application of `semantic serve` in a Ray process, without a socket.
-Receives complete settings. Does not know Ray or the other replicas."""
+"""The server of a replica: the application of `semantic serve` in a Ray process."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BuildServedReplica:
-    """Implements `BuildReplica`: the application of `semantic serve`, without a socket."""
+    """Implements `BuildReplica` with the application of `semantic serve`."""
 
     settings: ServerSettings
 

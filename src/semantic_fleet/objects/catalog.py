@@ -1,17 +1,13 @@
-"""Catalog: the objects that this process has put, read or looked up.
+"""The objects that this process has put, read or looked up. An entry is only a hint: the object may
+be missing.
 
-An entry is only a hint: the store may lack its object. The catalog never asks the store.
-`BodyTable` keeps the sizes of a million bodies in little memory. It maps a body's name (see
-`name_of_body`) to a record, a bytes object, which garbage collection skips:
+`BodyTable` maps a body's name to a record, which is a bytes object:
 
     offset  bytes
          0      8  the first bytes of the hash, to distinguish two bodies with the same name
          8      8  the name of the full block before it
         16      4  its depth, see `depth_of`
         20      8  size of the body; the lowest 16 bits are the number of its scope
-
-Records are in generations by their last use, so forgetting needs no search and no comparison.
-Notices tell the janitor about uses and receive its evictions.
 """
 
 from __future__ import annotations
@@ -38,16 +34,16 @@ from semantic_fleet.objects.objects import Objects, UnavailableError
 from semantic_fleet.objects.uses import LOG_SECONDS, Evictions, UseLog, name_of
 
 ENTRY_BYTES = 160
-"""Most memory for a body: 112 for its name and record, the rest for its entries in dictionaries."""
+"""Most memory for a body, in bytes."""
 GENERATIONS = 12
-"""Number of generations. When the newest generation is full, the table forgets the oldest."""
+"""When the newest generation is full, the table drops the oldest one."""
 _RECORD = struct.Struct("<8sQIQ")
 _SCOPE_BITS = 16
 _MOST_SCOPES = 1 << _SCOPE_BITS
 
 
 class Known(NamedTuple):
-    """Size, scope and depth of a body; `before` is the name of the full block before the body."""
+    """Size, scope and depth of a body. `before` is the name of the previous full block."""
 
     n_bytes: int
     scope: Scope
@@ -56,7 +52,7 @@ class Known(NamedTuple):
 
 
 class BodyTable:
-    """A table of at most `max_bytes` with a record for each body. Not thread-safe."""
+    """A record for each known body, in at most `max_bytes`. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._most = max(1, max_bytes // ENTRY_BYTES // GENERATIONS)
@@ -89,17 +85,17 @@ class BodyTable:
         )
 
     def get(self, key: BlockKey) -> Known | None:
-        """Return the record of a body; None for an unknown body."""
+        """Return the record of a body, or None."""
         record = self._record(name_of_body(key))
         return self._known(record) if record and record.startswith(_mark(key.hash)) else None
 
     def named(self, name: int) -> Known | None:
-        """Return the record of the body called `name`; None for an unknown name."""
+        """Return the record of the body called `name`, or None."""
         record = self._record(name)
         return None if record is None else self._known(record)
 
     def use(self, keys: Iterable[BlockKey]) -> None:
-        """Record a use of each known body among `keys`."""
+        """Mark the known bodies among `keys` as used."""
         for name in map(name_of_body, keys):
             if name not in self._generations[0] and (record := self._take(name)) is not None:
                 self._insert(name, record)
@@ -144,7 +140,7 @@ def _mark(name: BlockHash) -> bytes:
 
 
 class Tally(Counts):
-    """Counts of events and of failed object store calls. Thread-safe."""
+    """Counts events and failed calls of the object store. Thread-safe."""
 
     def count(self, *names: str) -> None:
         for name in names:
@@ -152,7 +148,7 @@ class Tally(Counts):
 
     @contextmanager
     def misses(self, name: str = "unavailable") -> Iterator[None]:
-        """Ignore a failure of the object store in the `with` block; count the failure as `name`."""
+        """Count a failure of the object store in the `with` block as `name`, and ignore it."""
         try:
             yield
         except (UnavailableError, FileNotFoundError):
@@ -160,15 +156,15 @@ class Tally(Counts):
 
 
 CATALOG_BYTES = 256 << 20
-"""Memory for the catalog: enough for a million bodies, and for manifests of ten million tokens."""
+"""Bytes for the catalog: enough for a million bodies."""
 _TAILS = 5 / 16
-"""The share of the catalog's memory for manifests and for headers that it keeps whole."""
+"""The share of the catalog's memory for manifests and for complete headers."""
 _RECENT = 1 / 16
-"""The share of the catalog's memory for recent headers of bodies in chains of full blocks."""
+"""The share of the catalog's memory for recent headers."""
 
 
 class KnownBody:
-    """A body in the object store; this process knows only the body's size."""
+    """A body in the object store, of which only the size is known."""
 
     __slots__ = ("_n_bytes",)
 
@@ -179,22 +175,18 @@ class KnownBody:
         return self._n_bytes
 
     def wait(self) -> memoryview:
-        """Raise OSError: this object has only the body's size, and only the header locates the
-        body. See `DeferredBody.wait`.
-        """
+        """Raise OSError: only the header locates the body."""
         raise OSError("the body is in the object store")
 
 
 class Catalog:
-    """Bodies and manifests that this process knows in the object store. Thread-safe. For a body
-    that a chain of full blocks names, the catalog keeps only the size. The catalog keeps other
-    headers and manifests whole, because lookups need their tokens. It also keeps a few hundred
-    recent headers in chains, for prompts that share only a block's first tokens."""
+    """Bodies and manifests in the object store that this process knows. Thread-safe. Stores
+    complete headers only where a look-up needs their tokens."""
 
     def __init__(
         self, max_bytes: int, secret: bytes, is_forgotten: Callable[[Hashable], bool]
     ) -> None:
-        """Ignore each BlockKey or AgentName with a pending deletion, as `is_forgotten` reports."""
+        """`is_forgotten` returns True for a body or agent with a pending deletion."""
         for_tails, for_recent = (max(1, int(max_bytes * part)) for part in (_TAILS, _RECENT))
         self._tails = MemoryStore(for_tails, secret=secret, counts_bodies=False)
         self._recent = MemoryStore(for_recent, secret=secret, counts_bodies=False)
@@ -226,7 +218,7 @@ class Catalog:
             self._recent.drop(keys)
 
     def drop_named(self, names: AbstractSet[int] | None) -> None:
-        """Forget the bodies with these names (see `name_of_body`); None means all bodies."""
+        """Forget the bodies with these names; None means all bodies."""
         if names is None:
             with self._lock:
                 self._table.clear()
@@ -238,7 +230,7 @@ class Catalog:
             store.drop([one for one in keys if names is None or name_of_body(one) in names])
 
     def drop_tenant(self, tenant: bytes) -> None:
-        """Forget all bodies and manifests of the tenant with this tag."""
+        """Forget all bodies and manifests of a tenant."""
         with self._lock:
             self._table.drop_tenant(tenant)
         for store in (self._tails, self._recent):
@@ -255,7 +247,7 @@ class Catalog:
         return {key: Found(n_bytes, Tier.REMOTE) for key, n_bytes in sizes.items()}
 
     def n_bytes(self, key: BlockKey) -> int | None:
-        """Return the size of a body in bytes; None for an unknown body."""
+        """Return the size of a body in bytes, or None."""
         found = self.find([key]).get(key)
         return None if found is None else found.n_bytes
 
@@ -270,7 +262,8 @@ class Catalog:
         self._recent.touch(keys)
 
     def place(self, key: BlockKey) -> tuple[Scope, BlockHash | None] | None:
-        """Return a body's scope and, for a tail, the previous block; None for an unknown body."""
+        """Return a body's scope and, for a partial block, the previous block; None for an unknown
+        body."""
         tail = self._tails.header(key)
         if tail is not None:
             return tail.link.scope, tail.link.parent
@@ -279,7 +272,7 @@ class Catalog:
         return None if known is None else (known.scope, None)
 
     def lineage(self, key: BlockKey) -> Iterator[tuple[int, int]]:
-        """Yield name (see `names`) and depth of a body, then of each known full block before it."""
+        """Yield name and depth of a body, then of each known full block before it."""
         name, tail = name_of_body(key), self._tails.header(key)
         if tail is not None:
             yield name, depth_of(tail)
@@ -289,7 +282,7 @@ class Catalog:
             name = known.before
 
     def tail(self, key: BlockKey) -> BlockHeader | None:
-        """Return the header of a body that no chain of full blocks names; None for other bodies."""
+        """Return the header of a body that no chain of full blocks names, or None."""
         return self._tails.header(key)
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
@@ -303,17 +296,17 @@ class Catalog:
 
     @property
     def agents(self) -> AgentIndexPort:
-        """The index of the agents' manifests; `learn_agent` and `drop_agent` change this index."""
+        """The index of the agents' manifests."""
         return self._tails
 
     def learn_agent(self, manifest: Manifest) -> None:
-        """Record an agent's newest manifest, with its generation."""
+        """Record an agent's newest manifest."""
         with self._lock:  # as in `learn`
             if not self.is_forgotten((manifest.scope, manifest.agent_id)):
                 self._tails.remember(manifest)
 
     def drop_agent(self, scope: Scope, agent_id: str) -> bool:
-        """Forget an agent's manifest; return whether the catalog had one."""
+        """Forget an agent's manifest; return False if it was unknown."""
         with self._lock:
             return self._tails.remove(scope, agent_id)
 
@@ -340,9 +333,8 @@ class Catalog:
 
 
 class Notices:
-    """Exchanges notices with the janitor for one process: sends uses, receives evictions.
-    Thread-safe; counts failures of the object store. A use of a block is a use of all blocks before
-    it, so no block has a later use than its parent. Does not know how notices are encoded."""
+    """Tells the janitor which objects this process used, and learns of its deletions.
+    Thread-safe."""
 
     def __init__(
         self,
@@ -363,8 +355,8 @@ class Notices:
         self._timer: threading.Timer | None = None
 
     def hear(self, within: float = LOG_SECONDS) -> None:
-        """Forget the objects that the janitor deleted, so that this process can write them again.
-        Does nothing within `within` seconds of the last call. Raises UnavailableError."""
+        """Forget the objects that the janitor deleted. Does nothing within `within` seconds of the
+        last call. Raises UnavailableError."""
         with self._hearing:
             if self._heard is not None and self._clock() - self._heard < within:
                 return
@@ -374,7 +366,7 @@ class Notices:
             self._catalog.drop_named(evicted)
 
     def record_new(self, header: BlockHeader) -> None:
-        """Record a use of a body that `put` will store, and of the blocks before the body."""
+        """Record a use of a new body and of the blocks before it."""
         name = name_of_body(header.key)
         if name not in self._uses:
             self._uses.add(name, depth_of(header))
@@ -390,7 +382,7 @@ class Notices:
         self._write_in_time()
 
     def record_agent(self, manifest: Manifest) -> None:
-        """Record a use of an agent and all its blocks; the janitor evicts the manifest first."""
+        """Record a use of an agent and its blocks."""
         entry = manifest_entry(agent_key(manifest.scope, manifest.agent_id), manifest.generation)
         self._uses.add(name_of(entry.name), 2 * len(manifest.token_ids) + 2)
         links = manifest.scope.chain(manifest.token_ids)
@@ -405,7 +397,6 @@ class Notices:
             self._uses.write()
 
     def _write_in_time(self) -> None:
-        """Write the log of uses if its time has come; else schedule the write."""
         left = self._uses.seconds_left
         if left == 0:
             with self._tally.misses():

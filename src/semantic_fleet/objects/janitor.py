@@ -1,13 +1,7 @@
-"""Janitor: keeps a fleet's objects within a budget; evicts the least recently used.
+"""Keeps a fleet's objects within a budget: evicts the least recently used ones.
 
-A pass lists the store twice: first to record the size and last use of each object, then to
-delete. Between the listings, each object takes `OBJECT_BYTES` of memory. Objects used during the
-pass stay. Only the holder of the lease deletes. The holder renews the lease right before each
-batch: a process that slept learns of a lost lease. To readers, an evicted object is a miss.
-
-Evicts the objects of deleted tenants first, then objects of the largest tenants, as the disk quota
-does, until `TARGET` of the budget is in use. Turns and responses have their own share: they are
-small and worth more. This machine's clock decides no eviction. Knows names and sizes, not contents.
+A pass lists the store twice: first to find old objects, then to delete them. Objects of deleted
+tenants go first, then those of the largest tenants. Only the holder of the lease deletes.
 """
 
 from __future__ import annotations
@@ -31,20 +25,20 @@ from semantic_fleet.objects.sealing import TENANTS, live_folder
 from semantic_fleet.objects.uses import EVICTED, LOGS, UseReader, announce, name_of, used_at
 
 PASS_SECONDS = 60.0, 600.0
-"""Least and most seconds between two passes; within these limits, the time to fill the budget."""
+"""Least and most seconds between two passes."""
 TARGET = 19 / 20
-"""Share of the budget that an eviction leaves in use: the rest is room until the next pass."""
+"""Share of the budget in use after an eviction."""
 RECORDS = 1 / 16
-"""Share of the budget that turns and responses may always use; more if blocks need less."""
+"""Share of the budget that turns and responses may always use."""
 OBJECT_BYTES = 100
-"""Most memory for an object in a pass: its use, size, table row and copies; 100 MB per million."""
+"""Most memory for an object in a pass: 100 MB per million objects."""
 _PAUSE = 0.2
-"""Seconds between two pages of a listing while a server runs: its answers need the processor."""
+"""Seconds between two pages of a listing while a server runs."""
 REPORT = "janitor/report"
 _VICTIMS = 1 << 15
-"""How many objects' paths to hold at a time, some 16 MiB, and to delete in the order of uses."""
+"""Paths to hold at a time: some 16 MiB."""
 _CHUNK = 8192
-"""How many uses to sort at a time: the sort stops the engine for a millisecond."""
+"""Uses to sort at a time: the sort stops the engine for a millisecond."""
 _OURS = re.compile(
     r"(?P<kind>[0-9a-f]{64}|turns|responses)/(?P<folder>(?P<tenant>[0-9a-f]{32})-[0-9a-f]{16})/"
     r"(?P<inner>agents/|after/)?.+"
@@ -53,7 +47,7 @@ _OWN = re.compile(rf"({LOGS}|{EVICTED}|{TENANTS}|janitor)/.+")
 
 
 class Group(NamedTuple):
-    """Objects that share an order of eviction: a tenant's blocks and manifests, or its records."""
+    """Objects that share an order of eviction."""
 
     tenant: str
     is_record: bool
@@ -61,7 +55,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A candidate for eviction. `name` is the id in `uses`, `used` is the result of `used_at`."""
+    """A candidate for eviction, by its id in `uses`."""
 
     path: str
     n_bytes: int
@@ -74,14 +68,14 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a pass: `n_bytes` are still in use; the budget is `max_bytes`."""
+    """The result of a pass: `n_bytes` remain, out of a budget of `max_bytes`."""
 
     n_objects: int
     n_bytes: int
     max_bytes: int
     freed_bytes: int = 0
     evicted: Mapping[str, int] = field(default_factory=dict)
-    """Number of evicted objects of each kind: blocks, manifests, records."""
+    """Number of evicted blocks, manifests and records."""
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{n} {kind}" for kind, n in self.evicted.items()) or "nothing"
@@ -97,7 +91,7 @@ def _size(n_bytes: int) -> str:
 
 
 def read_report(objects: Objects) -> Report | None:
-    """Return the report of the last pass; None before the first pass. Raises UnavailableError."""
+    """Return the report of the last pass, or None. Raises UnavailableError."""
     try:
         found = json.loads(bytes(objects.get(REPORT)))
         return Report(**found)
@@ -106,7 +100,7 @@ def read_report(objects: Objects) -> Report | None:
 
 
 class _Sizes:
-    """The sizes of a group's objects, sorted by last use; 16 bytes per object."""
+    """Sorted by last use; 16 bytes per object."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
@@ -120,8 +114,7 @@ class _Sizes:
             self._sort()
 
     def oldest(self, n_bytes: int) -> int:
-        """Return the last use of the newest object to evict, if evicting the oldest objects must
-        free `n_bytes`; 0 if `n_bytes` is 0."""
+        """Return the newest use to evict, so that evicting frees `n_bytes`."""
         self._sort()
         last = 0
         for used, size in heapq.merge(*(zip(*one, strict=True) for one in self._sorted)):
@@ -138,13 +131,13 @@ class _Sizes:
 
 
 class StoppedError(Exception):
-    """A caller stopped the pass."""
+    """The caller stopped the pass."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)  # repr=False: it holds a secret
 class Janitor:
-    """Makes passes over one object store, for the holder of a lease. Not thread-safe. `secret` is
-    the fleet's secret, 32 bytes. A stopped pass raises StoppedError."""
+    """Makes passes over one object store. Not thread-safe. `secret` is the fleet's secret of 32
+    bytes. A stopped pass raises StoppedError."""
 
     _objects: Objects
     _secret: bytes
@@ -153,7 +146,8 @@ class Janitor:
     _stopped: Callable[[], bool] = lambda: False
 
     def run(self) -> Report:
-        """Make one pass. Raises UnavailableError, or LostLeaseError after a loss of the lease."""
+        """Make one pass. Raises UnavailableError, and LostLeaseError if another process took the
+        lease."""
         self._lease.renew()
         reader = UseReader(self._objects, self._secret)
         table = reader.table(self._keep)
@@ -189,7 +183,6 @@ class Janitor:
             yield from page
 
     def _dead(self, folders: Mapping[str, set[str]]) -> frozenset[str]:
-        """Return the folders without a current key; `folders` has each tenant's listed folders."""
         pages = self._objects.pages(TENANTS)
         known = {one.path.rsplit("/", 1)[-1] for page in pages for one in page}
         doubtful = [one for one in folders if one not in known or len(folders[one]) > 1]
@@ -204,8 +197,8 @@ class Janitor:
         last: Mapping[Group, int],
         spared: frozenset[int],
     ) -> Counter[str]:
-        """Delete objects in `dead` folders, and objects last used no later than their group's entry
-        in `last`, except names in `spared`. Return the number of deleted objects by kind."""
+        """Delete objects last used no later than `last` of their group, and all in `dead`
+        folders."""
         done: Counter[str] = Counter()
         victims: list[Item] = []
         for one in self._listed():
@@ -222,7 +215,7 @@ class Janitor:
         return done
 
     def _delete(self, victims: Sequence[Item], done: Counter[str]) -> None:
-        """Delete `victims` in the order of their uses, so that a chain keeps its beginning."""
+        """Delete the least recently used first, so that a chain keeps its beginning."""
         ordered = sorted(victims, key=lambda item: item.used)
         for start in range(0, len(ordered), PAGE):
             batch = ordered[start : start + PAGE]
@@ -244,7 +237,7 @@ class Janitor:
 
 
 class BackgroundJanitor:
-    """A thread that makes passes while it holds the lease and no other process does."""
+    """A thread that makes passes while this process holds the lease."""
 
     def __init__(
         self,
@@ -257,8 +250,7 @@ class BackgroundJanitor:
         pass_seconds: tuple[float, float] = PASS_SECONDS,
     ) -> None:
         """`objects` needs its own connection: failures of the janitor must not open the readers'
-        circuit breaker. `notify` receives a line for each pass with evictions, and for the first
-        failed pass."""
+        circuit breaker. `notify` receives a line for each pass with evictions."""
         self._lease = Lease(objects, period=lease_seconds)
         self._stop = threading.Event()
         stopped = partial(self._stop.wait, _PAUSE)
@@ -325,8 +317,7 @@ class BackgroundJanitor:
 
 
 def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, int]:
-    """Return, for each group that must shrink, the last use of the newest object to evict, so that
-    all groups fit in `room` bytes."""
+    """Return the newest use to evict for each group, so that all groups fit in `room` bytes."""
     room = max(0, room)
     sizes = {group: one.n_bytes for group, one in groups.items()}
     blocks = [n for group, n in sizes.items() if not group.is_record]
@@ -341,7 +332,7 @@ def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, i
 
 
 def seconds_to_fill(before: float, last: Report, report: Report, now: float) -> float:
-    """Return the seconds until the budget is full, if objects grow as since the last pass."""
+    """Return the seconds until the budget is full, at the rate since the last pass."""
     grown = report.n_bytes + report.freed_bytes - last.n_bytes
     room = max(0, report.max_bytes - report.n_bytes)
     return room * (now - before) / grown if grown > 0 else float("inf")

@@ -1,12 +1,9 @@
-"""Lease: gives one process at a time an exclusive right to an object store, despite wrong clocks.
+"""Gives one process at a time an exclusive right to an object store, despite wrong clocks.
 
     janitor/lease/NUMBER   one renewal by the holder; an empty object is a free lease
 
-The highest number counts. The store creates each number only once, so if two processes renew or
-take over at once, only one succeeds. A lease is dead when its number has not changed for a whole
-`PERIOD` by the *observer's* clock, so machines need not agree on the time. The holder renews right
-before each exclusive action. The holder's own clock matters only after its machine slept: then the
-holder stops. Knows only the objects of the lease.
+The highest number counts. The store creates each number only once, so only one process can take
+over. A lease is dead when its number has not changed for `PERIOD` on the observer's clock.
 """
 
 from __future__ import annotations
@@ -18,18 +15,18 @@ from semantic_fleet.objects.objects import PAGE, Listed, Objects
 
 FOLDER = "janitor/lease"
 PERIOD = 120.0
-"""Seconds without a renewal after which other processes take a lease over. Longer than any single
-object store call of the holder, so that the call has finished before others act."""
+"""Seconds without a renewal after which other processes take over. Longer than any call to the
+object store."""
 RENEWALS = 4
-"""Renewals per period while the holder does nothing that needs the lease."""
+"""Renewals per period."""
 
 
 class LostLeaseError(Exception):
-    """Another process has the lease, or may have the lease."""
+    """Another process may have the lease."""
 
 
 def clock() -> float:
-    """Return a time in seconds that goes on while the machine sleeps, unlike `time.monotonic`."""
+    """Return a time in seconds that goes on while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -47,7 +44,7 @@ class Lease:
         self._since = 0.0
         self._renewed = 0.0
         self.is_renewed = False
-        """True if another process renewed the lease while this one watched."""
+        """True if another process renewed the lease since this one looked first."""
 
     @property
     def number(self) -> int:
@@ -57,8 +54,8 @@ class Lease:
         return self._own
 
     def acquire(self) -> bool:
-        """Renew the lease, or take a free or dead lease; return whether this process has the lease.
-        Call again to notice when another process's lease has died."""
+        """Renew the lease, or take a free or dead one; return True if this process has the
+        lease."""
         if self._own is not None:
             return self._follow(self._own)
         newest = max(self._listed(), key=_number, default=None)
@@ -72,16 +69,15 @@ class Lease:
         return self._follow(number) if is_dead or not newest.n_bytes else False
 
     def renew(self) -> None:
-        """Renew the lease right before an action that only its holder may take. Raises
-        LostLeaseError if another process has the lease, or if this call took over half the period:
-        one more object store call must fit before other processes take over."""
+        """Renew the lease. Raises LostLeaseError if another process has it, or if the call took
+        over half the period."""
         if not self._follow(self.number):
             raise LostLeaseError("another process took the lease over")
         if self._clock() - self._renewed >= self._period / 2:
             raise LostLeaseError("renewing the lease took too long")
 
     def keep(self) -> None:
-        """Call `renew` if a renewal is due. Call `keep` from time to time during long work."""
+        """Call `renew` if a renewal is due."""
         if self._clock() - self._renewed >= self._period / RENEWALS:
             self.renew()
 
@@ -92,9 +88,7 @@ class Lease:
             self._own = None
 
     def _follow(self, number: int, contents: bytes = b"held") -> bool:
-        """Create the lease number after `number`; return False if another process was first. Other
-        processes may have created and deleted this number while this process slept. Then a higher
-        number exists, so the result is False too."""
+        """Create the next number; return False if another process was first."""
         begun, own = self._clock(), number + 1
         self._own = None
         if not self._objects.create(_path(own), contents):

@@ -1,9 +1,5 @@
-"""Manifests: sealed manifests of agents in an object store, one object for each generation.
-
-Objects never change after their creation, so two replicas that save the same agent at once write
-separate generations. The next saved turn deletes the partial blocks at the end of the previous
-turn. Does not know which agents exist.
-"""
+"""Encrypted manifests of agents in an object store. Each save writes a new generation, so replicas
+never overwrite each other."""
 
 from __future__ import annotations
 
@@ -30,9 +26,9 @@ from semantic_fleet.objects.reading import Bodies
 from semantic_fleet.objects.sealing import Vault, seal, unsealed
 
 _GENERATIONS = 4
-"""How many generations to try to write while other replicas save the same agent."""
+"""Most generations to try while other replicas save the same agent."""
 _MOST_NEW = 1 << 12
-"""Most partial blocks to remember that this process wrote and with which no turn has ended yet."""
+"""Most new partial blocks to remember."""
 
 
 class Manifests:
@@ -43,7 +39,7 @@ class Manifests:
         self._vault = vault
 
     def newest(self, scope: Scope, agent_id: str) -> Listed | None:
-        """Return the object of the newest manifest (see `generation_of`); None if it is missing."""
+        """Return the object of the newest manifest, or None."""
         listed = self._objects.listed(self._folder(scope).agent(agent_id), PAGE)
         return max(listed, key=generation_of, default=None)
 
@@ -56,8 +52,8 @@ class Manifests:
         return decode_manifest(contents, key, generation).manifest
 
     def save(self, manifest: Manifest, before: int) -> Manifest | None:
-        """Write the generation after `before` and after all stored generations; return that
-        manifest. Returns None if other writers were faster each time."""
+        """Write a new generation and return that manifest. Returns None if other writers were
+        faster each time."""
         newest = self.newest(manifest.scope, manifest.agent_id)
         first = 1 + max(before, 0 if newest is None else generation_of(newest))
         for generation in range(first, first + _GENERATIONS):
@@ -85,13 +81,10 @@ class Manifests:
 
 
 class Ends:
-    """The partial blocks at the ends of agents' turns in one object store. Thread-safe.
+    """The partial blocks at the ends of agents' turns. Thread-safe.
 
-    The agent's next saved turn deletes these blocks if its own end blocks contain the same keys and
-    values and have their own checkpoints. Turns of several agents may end with the same block, such
-    as a fork's and its source's. A turn that ends with another writer's block marks the block as
-    shared, in an object next to the block. Shared blocks stay. An agent that begins with a block
-    during the block's deletion misses the block.
+    An agent's next turn deletes its previous partial blocks once its own contain the same data. It
+    does not delete a block that several agents share.
     """
 
     def __init__(self, bodies: Bodies, catalog: Catalog) -> None:
@@ -110,9 +103,8 @@ class Ends:
                 self._new.popitem(last=False)
 
     def saved(self, newer: Manifest, older: Manifest | None) -> int:
-        """Delete the end blocks that `newer` replaces; return the number of deleted blocks. `older`
-        is the agent's last turn known here; the catalog must not know `newer` yet. Raises
-        UnavailableError."""
+        """Delete the partial blocks that `newer` replaces; return their number. `older` is the
+        agent's last known turn. Raises UnavailableError."""
         before = {} if older is None else _partial(ends_of_turn(older))
         own = _partial(ends_of_turn(newer))
         for name, link in own.items():
@@ -137,8 +129,6 @@ class Ends:
     def _replaced_parts(
         self, link: BlockLink, links: Sequence[BlockLink], *, has_points: bool
     ) -> list[Part]:
-        """Return the parts of a block that the newer turn, with `links`, also has. The result may
-        lack parts, because this process does not know all bodies that another replica stored."""
         later = links[min(link.start // BLOCK_TOKENS, len(links) - 1)].key(Part.FULL)
         full = [Part.FULL] if self._catalog.find([later]) else []
         return full + ([Part.WINDOW, Part.CHECKPOINT] if has_points else [])
@@ -151,8 +141,7 @@ class Ends:
         return True
 
     def _is_new(self, link: BlockLink) -> bool:
-        """Return whether this process wrote all known parts of a block and no turn has ended with
-        the block yet. Records that a turn now ends with the block."""
+        """Return True if only this process wrote the block and no other turn ends with it."""
         known = self._catalog.find([link.key(part) for part in Part]).keys()
         with self._lock:
             is_new = known <= self._new.keys()

@@ -1,4 +1,4 @@
-"""Names: the paths of blocks and agents in the store, and the identities that bind their contents.
+"""The paths of blocks and agents in the object store.
 
     NAMESPACE/TENANT/HASH.PART             a body
     NAMESPACE/TENANT/after/PARENT/HASH.PART  the header of a body that no full block names: a tail's
@@ -6,7 +6,7 @@
     NAMESPACE/TENANT/after/PARENT/HASH.shared  says that turns of several agents end with the block
     NAMESPACE/TENANT/agents/KEY/GENERATION  a manifest; the highest generation counts
 
-All names are digests; see `Vault` for TENANT. Does not know contents or existing objects.
+All names are digests; see `Vault` for TENANT.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from semantic_fleet.objects.uses import name_of
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A scope's folder in the store, with the key of the scope's tenant."""
+    """A scope's folder in the store, and the tenant's key."""
 
     scope: Scope
     tenant: Tenant
@@ -39,19 +39,19 @@ class Folder:
         return self._path(block_entry(key).name)
 
     def after(self, parent: BlockHash) -> str:
-        """Return the path of the folder with the headers of bodies that follow a block."""
+        """Return the folder with the headers of bodies that follow a block."""
         return self._path(f"after/{parent.hex()}")
 
     def tail(self, key: BlockKey, parent: BlockHash) -> str:
-        """Return the path of the object with a body's header, see `has_tail`."""
+        """Return the path of a body's header."""
         return f"{self.after(parent)}/{block_entry(key).name}"
 
     def shared(self, link: BlockLink) -> str:
-        """Return the path of the object that marks a block as the end of several agents' turns."""
+        """Return the path of the object that marks a block as shared."""
         return f"{self.after(link.parent)}/{link.hash.hex()}.shared"
 
     def agent(self, agent_id: str) -> str:
-        """Return the path of the folder with an agent's manifests."""
+        """Return the folder with an agent's manifests."""
         return self._path(f"agents/{agent_key(self.scope, agent_id).hex()}")
 
     def manifest(self, agent_id: str, generation: int) -> str:
@@ -63,22 +63,22 @@ class Folder:
 
 
 def has_tail(header: BlockHeader) -> bool:
-    """Return True if no chain of full blocks names the body: its header then has an object."""
+    """Return True if the body's header needs its own object."""
     return header.part is Part.CHECKPOINT or (header.part is Part.FULL and not header.link.is_full)
 
 
 def name_of_body(key: BlockKey) -> int:
-    """Return the id that a body and its tail have in the logs of `uses`."""
+    """Return a body's id in the logs of `uses`."""
     return name_of(block_entry(key).name)
 
 
 def depth_of(header: BlockHeader) -> int:
-    """Return the depth of a body: smaller than the depth of each later body in the chain."""
+    """Return the depth of a body, which grows along a chain."""
     return 2 * header.link.start + (header.part is not Part.FULL)
 
 
 def last_name(listed: Listed) -> str:
-    """Return the last part of a listed object's path: its name in the folder."""
+    """Return the name of a listed object within its folder."""
     return listed.path.rsplit("/", 1)[-1]
 
 
@@ -89,7 +89,7 @@ def generation_of(listed: Listed) -> int:
 
 
 def body_identity(header: BlockHeader) -> bytes:
-    """Return the bytes that bind a body's object to every field of the body's header."""
+    """Return the identity that binds a body to every field of its header."""
     link = header.link
     return digest(
         "remote-body-v1",
@@ -105,10 +105,10 @@ def body_identity(header: BlockHeader) -> bytes:
 
 
 def tail_identity(key: BlockKey) -> bytes:
-    """Return the bytes that bind a header's object to the body `key`."""
+    """Return the identity that binds a header to the body `key`."""
     return digest("remote-tail-v1", key.hash, key.part.encode())
 
 
 def manifest_identity(agent: bytes, generation: int) -> bytes:
-    """Return the bytes that bind a manifest's object; `agent` is the result of `agent_key`."""
+    """Return the identity that binds a manifest to its agent and generation."""
     return digest("remote-manifest-v1", agent, generation.to_bytes(8, "little"))

@@ -1,6 +1,5 @@
-"""Objects: access to an object store below a prefix, with deadlines and a circuit breaker. The URL
-selects S3, GCS, Azure, a folder or this process's memory. Credentials come from the environment.
-Knows paths and bytes, not their meaning."""
+"""Access to an object store with deadlines and a circuit breaker. The URL selects S3, GCS, Azure, a
+folder or memory. Credentials come from the environment."""
 
 from __future__ import annotations
 
@@ -34,13 +33,13 @@ if TYPE_CHECKING:
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 DEADLINE = 2.0
-"""Seconds for a request of a few bytes."""
+"""Seconds for a small request."""
 BODY_DEADLINE = 10.0
-"""Seconds for a request of at most `READ_BYTES`, or for an upload."""
+"""Seconds to read `READ_BYTES` or to upload."""
 PAGE = 1000
-"""Objects in a page of a listing, and the most that one call deletes: S3's limits for both."""
+"""Objects in a page of a listing, and the most that one call deletes: S3's limits."""
 _LATE = 0.75 * DEADLINE
-"""Seconds after which an urgent call is late: shortly before its waiter times out."""
+"""Seconds after which an urgent call counts as late."""
 _CONNECT = timedelta(seconds=1)
 _MOST_BYTES = 64 << 20  # most bytes of a small object: a manifest has a few per token
 _MOST_CHARACTERS = 300
@@ -50,7 +49,7 @@ _REQUEST = re.compile(r"Error performing (\w+) ([^\s?]+)\S* in \S+ - (?:Server r
 _ANSWER = re.compile(r"<Code>([^<]+)</Code>(?:\s*<Message>([^<]*)</Message>)?")
 _NO_BUCKET = "<Code>NoSuchBucket<"
 _CAUSE = re.compile(r'(?:error|message): "([^"\n]+)"|Invalid\w+\(\s*(\w+)|(TimedOut)')
-"""Finds the cause in the structure of an error whose first line says only that a request failed."""
+"""Finds the cause in an error whose first line has none."""
 _NOT_LISTED = "cannot list the object store, so other replicas' objects stay unknown"
 _NOT_DELETED = "cannot delete from the object store, so deleted objects stay there"
 _CERTIFICATES = {
@@ -59,23 +58,23 @@ _CERTIFICATES = {
     "ExpiredContext": "its certificate has expired",
     "NotValidYetContext": "its certificate is not valid yet, by this machine's clock",
 }
-"""Messages for a refused server certificate, by the name in the error's structure."""
+"""Messages for a refused server certificate."""
 _NO_CREDENTIALS = {
     "://169.254.169.254/latest/": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "://169.254.169.254/metadata/": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "://metadata": "GOOGLE_APPLICATION_CREDENTIALS",
 }
-"""URLs that a client asks for credentials if no variable supplies any, and the variables to set."""
+"""URLs that need credentials, and the environment variables to set."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
 
 
 class UnavailableError(Exception):
-    """The object store failed or was too slow, or the circuit breaker is still open."""
+    """The object store failed, was too slow, or failed recently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An object in a listing. `written` is the time of the write by the store's clock."""
+    """An object in a listing. `written` is by the store's clock."""
 
     path: str
     n_bytes: int
@@ -85,10 +84,8 @@ class Listed:
 class Objects:
     """One prefix of an object store. Thread-safe.
 
-    Every call raises UnavailableError if the store fails, and at once while the breaker is open.
-    One timeout or a few errors open the breaker for a second, and for longer if the next call fails
-    too. FileNotFoundError means that the object is missing, and does not count as a failure. A
-    missing bucket is a failure.
+    Every call raises UnavailableError if the store fails, and at once while the circuit breaker is
+    open. A missing object raises FileNotFoundError. A missing bucket is a failure.
     """
 
     def __init__(
@@ -100,13 +97,8 @@ class Objects:
         notify: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`small` and `large` access the same store; `large`, by default `small`, has a longer
-        deadline for bodies. `folder` is the shared folder, which may vanish; None for other stores.
-
-        `notify` receives a sentence when the breaker opens (at most once a minute), when several
-        writes in a row fail, and when the store refuses to list or delete. Another sentence reports
-        the end of a failure.
-        """
+        """`large` has a longer deadline for bodies. `folder` is the shared folder, or None.
+        `notify` receives a sentence about each failure and about its end."""
         self._small = small
         self._large = large or small
         self._folder = folder
@@ -127,30 +119,28 @@ class Objects:
 
     @classmethod
     def open(cls, url: str, notify: Callable[[str], None] | None = None) -> Objects:
-        """Return the `Objects` at `url`. Sends no request. Raises InvalidRequestError for a URL
-        outside `SCHEMES` and for a missing folder."""
+        """Return the `Objects` at `url` without a request. Raises InvalidRequestError for an
+        unknown kind of URL and for a missing folder."""
         folder = _folder_of(url)
         large = _connected(url, BODY_DEADLINE, signs_bodies=False)
         return cls(_connected(url, DEADLINE), large, folder=folder, notify=notify)
 
     @property
     def is_open(self) -> bool:
-        """True if the circuit breaker is open: calls fail at once."""
+        """True if the circuit breaker is open: then calls fail at once."""
         with self._lock:
             return self._backoff.is_on()
 
     @property
     def has_failed(self) -> bool:
-        """True if the breaker opened and no call has succeeded since, or an `urgent` call is late.
-        The next call may then fail too."""
+        """True if the next call may fail: the last calls failed, or an `urgent` call is late."""
         with self._lock:
             late = self._clock() - _LATE
             return self._backoff.has_begun or any(at <= late for at in self._urgent.values())
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """Mark the calls in the `with` block as urgent, because the end of an answer waits for
-        these calls. A call that takes longer than a small request is late."""
+        """Mark the calls in the `with` block as urgent, because an answer waits for them."""
         this = object()
         with self._lock:
             self._urgent[this] = self._clock()
@@ -166,7 +156,7 @@ class Objects:
         return self._backoff.times
 
     def size(self, path: str) -> int | None:
-        """Return the size of an object in bytes; None for a missing object."""
+        """Return the size of an object in bytes, or None."""
         with self._attempt():
             try:
                 return obstore.head(self._small, path)["size"]
@@ -174,7 +164,7 @@ class Objects:
                 return None
 
     def get(self, path: str) -> Buffer:
-        """Return a small object; b"" for a large object. Raises FileNotFoundError."""
+        """Return a small object, or b"" for a large one. Raises FileNotFoundError."""
         with self._attempt():
             found = obstore.get(self._small, path)
             return found.bytes() if found.meta["size"] <= _MOST_BYTES else b""
@@ -190,7 +180,7 @@ class Objects:
                 raise
 
     def create(self, path: str, data: Buffer) -> bool:
-        """Write an object unless one is at `path`; return whether this call wrote the object."""
+        """Write a new object; return False if `path` exists."""
         with self._attempt(writes=True):
             try:
                 obstore.put(self._large, path, data, mode="create", use_multipart=False)
@@ -199,7 +189,7 @@ class Objects:
             return True
 
     def replace(self, path: str, data: Buffer) -> None:
-        """Write an object, replacing any object at `path`."""
+        """Write an object, new or not."""
         with self._attempt(writes=True):
             obstore.put(self._large, path, data, use_multipart=False)
 
@@ -212,7 +202,7 @@ class Objects:
                 return
 
     def listed(self, folder: str, most: int) -> list[Listed]:
-        """Return at most `most` objects below `folder`, in path order if the store sorts paths."""
+        """Return at most `most` objects below `folder`."""
         found: list[Listed] = []
         with self._attempt("list"):
             for page in obstore.list(self._small, f"{folder}/", chunk_size=min(most, PAGE)):
@@ -222,8 +212,8 @@ class Objects:
         return found[:most]
 
     def pages(self, folder: str = "") -> Iterator[list[Listed]]:
-        """Yield all objects below a folder in pages of at most `PAGE`. If the store changes during
-        the listing, pages may lack objects but repeat none."""
+        """Yield all objects below a folder in pages of at most `PAGE`. A page may lack objects that
+        change meanwhile."""
         stream = obstore.list(self._large, f"{folder}/" if folder else None, chunk_size=PAGE)
         while True:
             with self._attempt("list"):
@@ -238,7 +228,7 @@ class Objects:
             return list(obstore.list_with_delimiter(self._large, folder or None)["common_prefixes"])
 
     def delete_all(self, paths: Sequence[str]) -> None:
-        """Delete at most `PAGE` objects, with as few requests as the store allows."""
+        """Delete at most `PAGE` objects."""
         with self._attempt("delete"):
             try:
                 obstore.delete(self._large, list(paths))
@@ -248,8 +238,8 @@ class Objects:
                         obstore.delete(self._large, path)
 
     def keeps_versions(self) -> bool:
-        """Return whether deleted objects stay as old versions, as in an S3 bucket with versioning.
-        To find out, writes and deletes an object. Returns False for a store that is not S3."""
+        """Return True if deleted objects stay as old versions, as in a versioned S3 bucket. Writes
+        and deletes an object to find out."""
         path = f"probes/{os.urandom(8).hex()}"
         with self._attempt(writes=True):
             version = obstore.put(self._small, path, b"probe", use_multipart=False)["version"]
@@ -257,7 +247,6 @@ class Objects:
         return isinstance(self._small, S3Store) and version not in (None, "null")
 
     def _ends_before(self, path: str, start: int) -> bool:
-        """Return whether the object ends before `start`, the first byte of a failed read."""
         with suppress(BaseError, OSError, ValueError):
             return obstore.head(self._small, path)["size"] <= start
         return False
@@ -295,8 +284,7 @@ class Objects:
     def _sentences(
         self, what: str, error: Exception | None, *, writes: bool
     ) -> Iterator[str | None]:
-        """Yield sentences to report after a call. A full or read-only store leaves the breaker
-        closed, because reads still work. The same is true if a store refuses to list or delete."""
+        """Yield sentences to report. A full store leaves the breaker closed: reads still work."""
         refuses = self._refuses.get(what)
         if error is None:
             yield self._fails.ended()
@@ -311,8 +299,8 @@ class Objects:
 
 
 class SharedFolder:
-    """A folder that several machines have mounted. Callers call `require` before each write:
-    without the mount, a write would create the folder on this machine's own disk."""
+    """A folder that several machines have mounted. Without the mount, a write would go to the local
+    disk."""
 
     def __init__(self, path: Path) -> None:
         """Raise InvalidRequestError if the folder does not exist."""
@@ -323,7 +311,7 @@ class SharedFolder:
         self._mount = next(one for one in (real, *real.parents) if os.path.ismount(one))
 
     def require(self) -> None:
-        """Raise OSError if the folder or its mount is missing. The folder may come back later."""
+        """Raise OSError if the folder or its mount is missing."""
         if not self._path.is_dir():
             raise OSError(f"the folder {self._path} is gone")  # FileNotFoundError is for objects
         if not os.path.ismount(self._mount):
@@ -331,7 +319,7 @@ class SharedFolder:
 
 
 class _Outage:
-    """Reports a lasting failure: its start (at most once a minute) and its end. Not thread-safe."""
+    """Reports the start and the end of a failure. Not thread-safe."""
 
     def __init__(self, begun: str, ended: str, clock: Callable[[], float]) -> None:
         self._begun = begun
@@ -358,8 +346,8 @@ def _folder_of(url: str) -> SharedFolder | None:
 
 
 def _connected(url: str, seconds: float, *, signs_bodies: bool = True) -> ObjectStore:
-    """Connect to the store at `url`. Without `signs_bodies`, leave S3 bodies unsigned: hashing a
-    body takes as long as encrypting and sending the body, and readers verify bodies anyway."""
+    """Connect to the store at `url`. Signing the bodies for S3 would take as long as sending
+    them."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         raise InvalidRequestError(
@@ -394,8 +382,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """Return an error in one line: the request and the reason. Omits the request's query, which may
-    contain a signature. The reason is the server's answer, or why the server did not answer."""
+    """Return an error in one line, without the request's query: it may contain a signature."""
     line, _, structure = str(error).strip().partition("\n")
     found = _REQUEST.search(line)
     if found is None:

@@ -1,6 +1,5 @@
-"""Reading: looks up which blocks of a prompt an object store has, in few requests, and reads
-bodies. The reader verifies sealed bodies. A failed read is a miss, and the reader forgets the body,
-so that a writer can replace a missing or damaged body."""
+"""Looks up which blocks of a prompt an object store has, and reads verified bodies. A failed read
+is a miss."""
 
 from __future__ import annotations
 
@@ -52,19 +51,19 @@ THREADS = 8
 
 
 class Parallel:
-    """Threads for one kind of call. A call that waits for another call of its kind may deadlock."""
+    """Threads for one kind of call. A call must not wait for another call of its kind."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="remote")
 
     def each(self, action: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return the results of `action` in order; a single action runs on the calling thread."""
+        """Return the results of `action` in order."""
         if len(items) <= 1:
             return [action(item) for item in items]
         return list(self._pool.map(action, items))
 
     def ahead(self, action: Callable[[T], R], items: Iterable[T], n: int) -> Iterator[R]:
-        """Yield the results of `action` in order, running `action` for up to `n` items at once."""
+        """Yield the results of `action` in order, for up to `n` items at once."""
         if n == 1:
             yield from map(action, items)
             return
@@ -81,11 +80,11 @@ class Parallel:
 
 
 _SIZE = struct.Struct("<Q")
-"""The size of a body, which follows the header in the object of the body's tail."""
+"""The size of a body, written after its header."""
 
 
 class Bodies:
-    """The bodies and tail headers of all scopes in one store. Calls may raise UnavailableError."""
+    """The bodies and headers in one store. Calls may raise UnavailableError."""
 
     def __init__(self, objects: Objects, vault: Vault) -> None:
         self._objects = objects
@@ -95,16 +94,16 @@ class Bodies:
         self._sealing = SealingMemory()
 
     def folder(self, scope: Scope) -> Folder:
-        """Return the folder of a scope; see `names.Folder`."""
+        """Return the folder of a scope."""
         return Folder(scope, self._vault.tenant(scope.tenant))
 
     def n_bytes(self, folder: Folder, key: BlockKey) -> int | None:
-        """Return the size of a body in bytes; None for a missing body or an impossible size."""
+        """Return the size of a body in bytes; None for a missing or impossible body."""
         size = self._objects.size(folder.body(key))
         return None if size is None else contents_bytes(size)
 
     def size(self, header: BlockHeader) -> int:
-        """Return the size of a body in bytes. Raises FileNotFoundError, or DamagedError for an
+        """Return the size of a body in bytes. Raises FileNotFoundError, and DamagedError for an
         impossible size."""
         size = self._objects.size(self.folder(header.link.scope).body(header.key))
         if size is None:
@@ -115,8 +114,8 @@ class Bodies:
         return n_bytes
 
     def read(self, header: BlockHeader, n_bytes: int, ahead: int) -> Iterator[memoryview]:
-        """Yield the verified body, reading `ahead` pieces at a time. Raises the same errors as
-        `chunks`, plus FileNotFoundError."""
+        """Yield the verified body; reads `ahead` pieces in advance. Raises the same errors as
+        `chunks`, and FileNotFoundError."""
         folder = self.folder(header.link.scope)
         path = folder.body(header.key)
         fetch = partial(
@@ -125,7 +124,7 @@ class Bodies:
         return chunks(folder.tenant.key, body_identity(header), n_bytes, fetch)
 
     def write(self, block: StoredBlock, data: bytes | memoryview) -> tuple[str, ...]:
-        """Write a body unless it exists, then the body's tail; return the events to count."""
+        """Write a body unless it exists, and its header; return the events to count."""
         header = block.header
         done: tuple[str, ...] = ()
         folder = self.folder(header.link.scope)
@@ -151,8 +150,8 @@ class Bodies:
     def tail(
         self, folder: Folder, path: str, key: BlockKey, layout: str
     ) -> tuple[BlockHeader, int] | None:
-        """Return the header in a tail's object and the body's size; None for another scope or
-        layout. Raises FileNotFoundError, DamagedError, MismatchError and NewerFormatError."""
+        """Return a header and its body's size; None for another scope or layout. Raises
+        FileNotFoundError, DamagedError, MismatchError and NewerFormatError."""
         data = unsealed(folder.tenant.key, tail_identity(key), self._objects.get(path))
         if len(data) != HEADER_BYTES + _SIZE.size:
             raise DamagedError("truncated")
@@ -164,7 +163,7 @@ class Bodies:
         return replace(header, link=link, layout=layout), n_bytes
 
     def delete(self, scope: Scope, key: BlockKey, tail_of: BlockHash | None) -> None:
-        """Delete a body. With `tail_of`, the block before the body, delete the tail first."""
+        """Delete a body. `tail_of` is the previous block if the body has a separate header."""
         if tail_of is not None:
             self.delete_tail(scope, key, tail_of)
         self._objects.delete(self.folder(scope).body(key))
@@ -174,7 +173,7 @@ class Bodies:
         self._objects.delete(self.folder(scope).tail(key, parent))
 
     def share(self, link: BlockLink) -> None:
-        """Mark a block as the end of several agents' turns; every process sees the mark."""
+        """Mark a block as shared by several agents, for all processes."""
         self._objects.create(self.folder(link.scope).shared(link), b"")
 
     def is_shared(self, link: BlockLink) -> bool:
@@ -182,7 +181,7 @@ class Bodies:
         return self._objects.size(self.folder(link.scope).shared(link)) is not None
 
     def delete_parts(self, link: BlockLink, parts: Sequence[Part]) -> None:
-        """Delete the bodies and tails of a partial block's `parts` with one call."""
+        """Delete the `parts` of a partial block with one call."""
         folder, keys = self.folder(link.scope), [link.key(part) for part in parts]
         tails = [folder.tail(key, link.parent) for key in keys if key.part is not Part.WINDOW]
         self._objects.delete_all([*tails, *map(folder.body, keys)])
@@ -193,7 +192,7 @@ class Bodies:
 
 
 _HEARD = 1.0
-"""Seconds in which a Reader fetches the evictions only once, even if many bodies are missing."""
+"""Seconds in which a reader fetches the evictions only once."""
 
 
 class Reader:
@@ -230,9 +229,6 @@ class Reader:
         return b"".join(map(bytes, self._bodies.read(header, n_bytes, THREADS)))
 
     def _verified(self, header: BlockHeader, read: Callable[[], T]) -> T | None:
-        """Return the result of `read`, which verifies a body. On failure, count the reason and
-        return None.
-        """
         if self._catalog.is_forgotten(header.key):
             self._tally.count("misses")
             return None
@@ -262,7 +258,7 @@ class Reader:
         return None
 
     def _is_gone(self, header: BlockHeader) -> None:
-        """Forget a missing body: the request that misses the body can then write it again."""
+        """Forget a missing body, so that the request can write it again."""
         self._catalog.drop([header.key])
         if has_tail(header):
             with self._tally.misses("write_errors"):
@@ -291,20 +287,16 @@ def _scatter(pieces: Iterable[memoryview], segments: Sequence[memoryview]) -> No
 
 
 _MOST_UNLIKE = 8
-"""Most tails after one block to look at although the prompt does not continue with them."""
+"""Most partial blocks after one block to examine in vain."""
 _BLOCKS_BACK = 16
-"""After how many blocks at the end of a stored chain to look for checkpoints. Further back,
-look only at the places where every prompt has checkpoints."""
+"""How many blocks back from the end to look for checkpoints."""
 _MOST_BACK = 64
-"""Most places further back at which to look for a checkpoint."""
+"""Most other places at which to look for a checkpoint."""
 
 
 class LookUp:
-    """Looks up chains of blocks for one process, and adds them to the catalog. Thread-safe. The
-    janitor evicts chains from their ends, so a binary search finds how much of a chain is stored.
-    To find the bodies that no full block names, the look-up reads one page of the listing of
-    objects after the last block.
-    """
+    """Finds stored chains of blocks, and adds them to the catalog. Thread-safe. The janitor evicts
+    chains from their ends, so a binary search finds the end."""
 
     def __init__(self, objects: Objects, bodies: Bodies, catalog: Catalog, tally: Tally) -> None:
         self._objects = objects
@@ -330,8 +322,7 @@ class LookUp:
         self._threads.close()
 
     def _search(self, chain: _Chain, start: int) -> int:
-        """Return how many blocks of a chain have a stored FULL body. The caller knows that the
-        first `start` blocks do. Forgets known bodies beyond the result."""
+        """Return how many blocks of a chain are stored, at least `start`."""
         full = [chain.header(link, Part.FULL) for link in chain.links if link.is_full]
         known = self._catalog.find([one.key for one in full])
         n_known = sum(1 for _ in takewhile(lambda one: one.key in known, full[start:]))
@@ -347,18 +338,16 @@ class LookUp:
         return low
 
     def _is_stored(self, chain: _Chain, header: BlockHeader) -> bool:
-        """Return whether a right-sized body is stored; a writer replaces a wrong-sized body."""
+        """Return True for a body of the right size: a writer replaces any other body."""
         return self._bodies.n_bytes(chain.folder, header.key) == chain.n_bytes(header)
 
     def _each_tail(self, chain: _Chain, places: Sequence[int]) -> list[BlockHeader]:
-        """Return the tails after the blocks at `places`, and add these tails to the catalog."""
         listings = self._threads.each(partial(self._listed_tails, chain), places)
         listed = [one for found in listings for one in found]
         tails = self._threads.each(partial(self._tail, chain), listed)
         return [one for one in tails if one is not None]
 
     def _listed_tails(self, chain: _Chain, place: int) -> list[Listed]:
-        """Return the tails that continue the prompt, and the newest of the other tails."""
         listed = self._objects.listed(chain.folder.after(chain.links[place].hash), PAGE)
         if len(listed) <= _MOST_UNLIKE:
             return listed
@@ -369,7 +358,6 @@ class LookUp:
         return alike + newest[:_MOST_UNLIKE]
 
     def _tail(self, chain: _Chain, listed: Listed) -> BlockHeader | None:
-        """Return a tail's header; None if its object is missing, damaged or of another layout."""
         key = parse_block(last_name(listed))
         if key is None:
             return None
@@ -391,7 +379,6 @@ class LookUp:
         return header
 
     def _look_for_windows(self, chain: _Chain, tails: Sequence[BlockHeader]) -> None:
-        """Look up the WINDOW bodies that checkpoints among `tails` need."""
         links: dict[BlockHash, BlockLink] = {}
         for one in tails:
             if one.part is Part.CHECKPOINT:
@@ -417,17 +404,16 @@ class _Chain:
         return BlockHeader(link, part, self.layout.name)
 
     def n_bytes(self, header: BlockHeader) -> int:
-        """Return the size in bytes of the body of `header`, which is not a checkpoint."""
         return self.layout.body_bytes(header.part, len(header.link.tokens))
 
     def names_after(self, place: int) -> frozenset[str]:
-        """Return the hashes of all possible beginnings of the prompt's block after `place`."""
+        """Return the hashes of all possible beginnings of the block after `place`."""
         parent, tokens = self.links[place].hash, self._tokens_after(place)
         beginnings = (tokens[: n + 1] for n in range(len(tokens)))
         return frozenset(self.folder.scope.hash_of(parent, one).hex() for one in beginnings)
 
     def resumes_at(self, header: BlockHeader) -> bool:
-        """Return whether `header` is a checkpoint and the prompt continues with its tokens."""
+        """Return True if `header` is a checkpoint within the prompt."""
         own = header.link.tokens
         there = self._tokens_after(header.link.start // BLOCK_TOKENS - 1)
         return header.part is Part.CHECKPOINT and there[: len(own)] == own
@@ -437,9 +423,7 @@ class _Chain:
 
 
 def _places(n_stored: int) -> Iterator[Sequence[int]]:
-    """Yield groups of places: blocks of a stored chain after which to look for tails. The first
-    group is the last block, the second some blocks before it. Later groups are the few blocks
-    further back after which every prompt has a checkpoint."""
+    """Yield groups of blocks after which to look for partial blocks, last blocks first."""
     back = range(n_stored - 1, -1, -1)
     yield back[:1]
     yield back[1 : _BLOCKS_BACK + 1]

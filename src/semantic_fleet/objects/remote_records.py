@@ -1,8 +1,5 @@
-"""Turns and responses in the object store of a fleet, so that a conversation moves with its agent.
-
-Each record is one sealed object in its tenant's folder. Readers try the local files first. If the
-object store fails, records on this machine stay available. Knows the encodings of turns and
-responses, but no blocks.
+"""Turns and responses in the object store of a fleet, so that any replica can continue a
+conversation.
 
     responses/TENANT/KEY   a response
     turns/TENANT/KEY       a turn
@@ -32,13 +29,13 @@ _AHEAD = 8
 _MOST_TURNS = 1000
 """Most turns of one conversation to look for."""
 _UPLOADS = 8
-"""How many responses to upload at a time."""
+"""How many responses to upload at once."""
 _UPLOAD_BYTES = 64 << 20
-"""Most bytes of responses that wait for an upload; further responses stay on this machine only."""
+"""Most bytes of responses that wait for an upload."""
 
 
 class Records:
-    """Small records of tenants, each under a 32-byte key. Thread-safe; failures raise nothing."""
+    """Small records of tenants, each under a 32-byte key. Thread-safe. Failures raise nothing."""
 
     def __init__(self, objects: Objects, secret: bytes, noun: str) -> None:
         self._objects = objects
@@ -47,7 +44,7 @@ class Records:
         self._noun = noun
 
     def get(self, tag: bytes, key: bytes) -> bytes | None:
-        """Return a tenant's record; None for a missing or damaged record."""
+        """Return a tenant's record; None if it is missing or damaged."""
         try:
             tenant = self._vault.tenant(tag)
             data = self._objects.get(self._path(tenant.folder, key))
@@ -57,12 +54,11 @@ class Records:
 
     @property
     def has_failed(self) -> bool:
-        """True if the last object store call failed or a record is late. In this case the end of an
-        answer does not wait for the next call."""
+        """True if the last call to the object store failed or a record is late."""
         return self._objects.has_failed
 
     def put(self, tag: bytes, key: bytes, data: bytes, *, replaces: bool = True) -> None:
-        """Write a record; `replaces` allows overwriting. Drops the record if the write fails."""
+        """Write a record. `replaces` allows overwriting. A failed write drops the record."""
         with self._objects.urgent(), suppress(UnavailableError):
             tenant = self._vault.tenant(tag)
             sealed = seal(tenant.key, self._identity(key), data)
@@ -70,7 +66,7 @@ class Records:
             write(self._path(tenant.folder, key), sealed)
 
     def delete(self, tag: bytes, key: bytes) -> bool:
-        """Delete a record; return whether the record existed."""
+        """Delete a record; return True if it existed."""
         try:
             path = self._path(self._vault.tenant(tag).folder, key)
             if self._objects.size(path) is None:
@@ -81,7 +77,7 @@ class Records:
         return True
 
     def tag(self, name: bytes) -> bytes:
-        """Return a tag for a tenant known only by `name`, as secret as the tenant's own tag."""
+        """Return the tag of a tenant known only by `name`."""
         return records_tag(self._secret, name)
 
     def _path(self, folder: str, key: bytes) -> str:
@@ -117,8 +113,7 @@ class SharedResponses:
         return response_in(data, response_id)
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        """See `ResponsesPort.put`. Waits for the local write, then at most `MOST_WAIT` for the
-        upload. Does not wait for the upload if the last object store call failed."""
+        """See `ResponsesPort.put`. Waits at most `MOST_WAIT` for the upload."""
         is_in_doubt = self._records.has_failed
         uploading = self._upload(tenant, response)
         self._own.put(tenant, response)
@@ -126,7 +121,7 @@ class SharedResponses:
             wait((uploading,), MOST_WAIT)
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """See `ResponsesPort.delete`. Deletes on this machine and in the fleet's store."""
+        """See `ResponsesPort.delete`. Deletes on this machine and in the object store."""
         tag, key = tenant_tag(self._secret, tenant), key_of(tenant, response_id)
         with self._lock:
             uploading = self._uploading.get(key)
@@ -172,7 +167,7 @@ class RemoteTurns:
         self._records.put(tag, key, encoded_turn(turn), replaces=bool(turn.tokens))
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> list[Turn]:
-        """See `SharedTurnsPort.look_up`. Reads older turns only if one of the newest two exists."""
+        """See `SharedTurnsPort.look_up`."""
         newest = [self._get(owner, point) for point in points[-2:]]
         if not any(newest):
             return []

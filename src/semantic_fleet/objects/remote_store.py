@@ -1,13 +1,5 @@
-"""The remote tier: blocks and manifests as sealed objects that all replicas of a fleet share.
-
-Implements `StorePort` and `LookUpPort`. Only reads, writes and the methods of `LookUpPort` call the
-object store. All other methods answer from a catalog of the objects that this process put, read or
-looked up. A failed, late or unverified read is a miss. The engine's thread may call `drop` and
-`remove`, which do not wait: `Deletions` deletes an object on its own thread, never during a write
-of the same object, and always before the next write. A janitor, here or in another process, evicts
-objects: it reads the logs of uses and announces its deletions. Knows no other tier, and no names,
-encryption or lookups of objects.
-"""
+"""The remote tier: blocks and manifests as encrypted objects that all replicas of a fleet share. A
+failed, late or unverified read is a miss."""
 
 from __future__ import annotations
 
@@ -46,7 +38,8 @@ from semantic_fleet.objects.sealing import Vault
 
 
 class Deletions:
-    """Pending deletions of one process. Thread-safe."""
+    """Deletions in the background. An object's deletion always precedes its next write.
+    Thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, Callable[[], None]] = {}
@@ -55,19 +48,19 @@ class Deletions:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
 
     def begin(self, what: Hashable, delete: Callable[[], None]) -> None:
-        """Delete the object `what` by calling `delete`, which must not raise, on another thread."""
+        """Delete the object `what` on another thread. `delete` must not raise."""
         with self._changed:
             self._waiting.setdefault(what, delete)
         self._thread.submit(self._finish, what)
 
     def is_waiting(self, what: Hashable) -> bool:
-        """Return whether a deletion of `what` is pending: the store may still have the object."""
+        """Return True while a deletion of `what` is pending."""
         with self._changed:
             return what in self._waiting
 
     @contextmanager
     def writing(self, what: Hashable) -> Iterator[None]:
-        """Guard a write of `what`: first finish its pending deletion; delay new deletions."""
+        """Guard a write of `what`: first finish its pending deletion, and delay new ones."""
         with self._alone_with(what):
             self._delete(what)
             yield
@@ -107,7 +100,7 @@ class Deletions:
 
 @dataclass(frozen=True, slots=True)
 class RemoteAgents:
-    """The fleet's agents that this process saved or looked up. See `AgentIndexPort`."""
+    """The fleet's agents that this process saved or looked up."""
 
     manifests: Manifests
     ends: Ends
@@ -165,19 +158,18 @@ class RemoteAgents:
         return self.catalog.agents.users(hashes)
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """See `AgentIndexPort.remove`. Does not call the object store: the thread of `deletions`
-        deletes the manifest later. Returns False if this process did not look the agent up."""
+        """See `AgentIndexPort.remove`. Returns at once; another thread deletes the manifest.
+        Returns False if this process does not know the agent."""
         was_known = self.catalog.drop_agent(scope, agent_id)
         delete = partial(self._delete_agent, scope, agent_id)
         self.deletions.begin((scope, agent_id), delete)
         return was_known
 
     def pinned(self, tenant: bytes) -> Pinned:  # noqa: ARG002
-        """See `AgentIndexPort.pinned`. Returns zero, because this tier has no quota."""
+        """See `AgentIndexPort.pinned`. Returns zero: this tier has no quota."""
         return Pinned(0, None)
 
     def _replace(self, saved: Manifest, older: Manifest | None) -> None:
-        """Delete the previous turn's partial end blocks, which the saved turn replaces."""
         with self.tally.misses("write_errors"):
             n_deleted = self.ends.saved(saved, older)
             self.tally.count(*["superseded"] * n_deleted)
@@ -189,9 +181,8 @@ class RemoteAgents:
 
 
 class RemoteStore:
-    """Blocks and manifests of a fleet in one object store. Thread-safe. For methods without a
-    docstring, see `CacheStorePort`. No method raises if the object store fails. `put` and `save`
-    return after the upload, so put a write-behind queue in front of this store."""
+    """Blocks and manifests of a fleet in one object store. Thread-safe. No method raises if the
+    store fails. `put` and `save` return after the upload."""
 
     def __init__(
         self,
@@ -202,8 +193,8 @@ class RemoteStore:
         janitor: BackgroundJanitor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`secret` is the fleet's secret, 32 bytes: replicas with different secrets share nothing.
-        `janitor` is this process's janitor or None; the store closes the janitor."""
+        """`secret` is the fleet's secret of 32 bytes. The store closes `janitor`, this process's
+        janitor."""
         self._objects = objects
         self.secret = secret
         self._janitor = janitor
@@ -227,7 +218,7 @@ class RemoteStore:
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. Returns False, because uploads wear out no drive."""
+        """See `CacheStorePort.holds_back`. Returns False: uploads wear out no drive."""
         return False
 
     # Object store calls before a request is queued
@@ -250,7 +241,7 @@ class RemoteStore:
             return self._put(block)
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.drop`. Does not call the object store: a thread does that later."""
+        """See `CacheStorePort.drop`. Returns at once; a thread deletes the blocks."""
         for key in dict.fromkeys(keys):
             place = self._catalog.place(key)
             self._deletions.begin(key, partial(self._delete_block, key, place))
@@ -292,9 +283,8 @@ class RemoteStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. Numbers and bytes are the catalog's. "unavailable" counts
-        failed calls, "breaks" openings of the circuit breaker. If the janitor runs here, its
-        figures count its evictions for the fleet."""
+        """See `CacheStorePort.stats`. "unavailable" counts failed calls, "breaks" the times that
+        the circuit breaker opened."""
         counts = {**self._tally.snapshot(), "breaks": self._objects.breaks}
         counts |= {} if self._janitor is None else self._janitor.counts()
         return [replace(self._catalog.stats(), tier=Tier.REMOTE, counts=counts)]

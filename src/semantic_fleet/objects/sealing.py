@@ -10,10 +10,8 @@
         56      8  xxh3-64 of the 56 bytes before it
         64      …  the contents in chunks of 1 MiB, each followed by its tag of 16 bytes
 
-HKDF derives each object's key from the tenant's key and the salt. A chunk's nonce consists of its
-number and whether it is the last chunk. So a reader detects a changed, moved, dropped or foreign
-chunk, and verifies each chunk before it reads the next. `SealingMemory` reuses the memory of
-bodies. `Vault` knows the tenants' keys and where their objects are.
+HKDF derives each object's key from the tenant's key and the salt. A chunk's nonce contains its
+number, so a reader detects a moved or missing chunk.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ TAG = 16
 READ_CHUNKS = 8
 """Number of chunks that one request reads."""
 IDLE_SECONDS = 5.0
-"""Seconds without sealing after which to free sealing memory; freeing may take twice as long."""
+"""Seconds without sealing after which to free the memory for it."""
 
 _MAGIC = b"SEMSEAL1"
 _FIELDS = struct.Struct("<8sIIQ16s16s")
@@ -59,16 +57,16 @@ _NONCE = struct.Struct(">?xxxQ")
 _SALT_BYTES = 16
 
 Fetch = Callable[[Iterable[tuple[int, int]]], Iterator["Buffer"]]
-"""Yields the bytes of an object for each (start, stop), in order; fewer at the object's end."""
+"""Yields the bytes of an object for each (start, stop), in order."""
 
 
 def sealed_bytes(n_bytes: int) -> int:
-    """Return the size of the sealed object for contents of `n_bytes`."""
+    """Return the size of a sealed object in bytes."""
     return FRAME + n_bytes + TAG * _n_chunks(n_bytes)
 
 
 def contents_bytes(n_sealed: int) -> int | None:
-    """Return the size of the contents of a sealed object; None for an impossible `n_sealed`."""
+    """Return the size of the contents in bytes; None for an impossible `n_sealed`."""
     rest = n_sealed - FRAME
     n_bytes = rest - TAG * max(1, -(-rest // (CHUNK + TAG)))
     return n_bytes if n_bytes >= 0 and sealed_bytes(n_bytes) == n_sealed else None
@@ -82,7 +80,7 @@ def derived(key: bytes, salt: bytes, purpose: bytes) -> bytes:
 def seal(
     key: bytes, identity: bytes, contents: Buffer, into: memoryview | None = None
 ) -> memoryview:
-    """Seal `contents` under `identity`. Return `into` (`sealed_bytes` long) or new memory."""
+    """Encrypt `contents` under `identity`. Writes to `into`, or to new memory."""
     data = memoryview(contents).cast("B")
     salt = os.urandom(_SALT_BYTES)
     sealed = memoryview(bytearray(sealed_bytes(len(data)))) if into is None else into
@@ -98,12 +96,8 @@ def seal(
 
 
 class SealingMemory:
-    """Reusable memory for sealed bodies. Thread-safe.
-
-    Fresh memory takes several times as long as sealing: the kernel clears each page at its first
-    touch, and unmaps it under a lock that stops all threads. Keeps at most as many pieces as
-    callers used at the same time, and frees all pieces `IDLE_SECONDS` after the last use.
-    """
+    """Reusable memory for sealed bodies. Thread-safe. Fresh memory takes several times as long as
+    sealing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -120,9 +114,8 @@ class SealingMemory:
 
     @contextmanager
     def piece(self, n_bytes: int) -> Iterator[memoryview]:
-        """Yield memory of arbitrary content, at least one byte, valid only inside the `with` block.
-        An error inside the block prevents reuse, because a connection may still send from the
-        memory. A remaining reference prevents reuse too: an in-process object store may keep it."""
+        """Yield memory of arbitrary content, valid only inside the `with` block. Memory with
+        another reference is not reused."""
         memory = self._take(n_bytes)
         view = memoryview(memory)[:n_bytes]
         yield view
@@ -134,7 +127,7 @@ class SealingMemory:
         self._give_back(memory)
 
     def give_back_unused(self) -> None:
-        """Free all unused memory, unless a caller has used a piece since the last call."""
+        """Free the memory if it was not used since the last call."""
         with self._lock:
             self._timer = None
             if self._was_used:
@@ -143,7 +136,7 @@ class SealingMemory:
                 self._free.clear()
 
     def close(self) -> None:
-        """Free all memory; pieces in use go back to the system at their end."""
+        """Free all memory; pieces in use go back to the system later."""
         with self._lock:
             self._is_closed = True
             self._free.clear()
@@ -169,7 +162,7 @@ class SealingMemory:
                 self._watch()
 
     def _watch(self) -> None:
-        """Schedule `give_back_unused`. The caller holds the lock."""
+        """The caller holds the lock."""
         self._was_used = False
         self._timer = threading.Timer(IDLE_SECONDS, self.give_back_unused)
         self._timer.name, self._timer.daemon = "remote", True
@@ -187,9 +180,9 @@ def unsealed(key: bytes, identity: bytes, data: Buffer) -> bytes:
 
 
 def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[memoryview]:
-    """Yield the verified contents of an object in pieces; a piece is valid until the next piece.
-    Raises DamagedError, NewerFormatError, MismatchError for another `identity` or `n_bytes`, and
-    the same errors as `fetch`."""
+    """Yield the verified contents of an object; a piece is valid until the next one. Raises
+    DamagedError, NewerFormatError, MismatchError for another object, and the same errors as
+    `fetch`."""
     n_chunks, cipher, header = _n_chunks(n_bytes), None, b""
     scratch = memoryview(bytearray(min(CHUNK, n_bytes)))
     firsts = range(0, n_chunks, READ_CHUNKS)
@@ -214,8 +207,8 @@ def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[
 
 
 def _range(first: int, n_bytes: int) -> tuple[int, int]:
-    """Return the byte range for one request: at most `READ_CHUNKS` chunks from number `first` on.
-    The range of chunk 0 includes the frame."""
+    """Return the byte range of at most `READ_CHUNKS` chunks. The range of chunk 0 includes the
+    frame."""
     last = min(first + READ_CHUNKS, _n_chunks(n_bytes))
     start = FRAME + first * (CHUNK + TAG) if first else 0
     return start, min(FRAME + last * (CHUNK + TAG), sealed_bytes(n_bytes))
@@ -228,7 +221,6 @@ def _frame(key: bytes, identity: bytes, n_bytes: int, salt: bytes) -> bytes:
 
 
 def _opened_frame(key: bytes, identity: bytes, n_bytes: int, read: memoryview) -> bytes:
-    """Verify the frame in `read`, the first bytes of an object, and return the object's salt."""
     if len(read) < FRAME:
         raise DamagedError("truncated")
     fields = bytes(read[: _FIELDS.size])
@@ -252,8 +244,8 @@ def _n_chunks(n_bytes: int) -> int:
 
 TENANTS = "tenants"
 SALT_SECONDS = 60.0
-"""Seconds between two reads of a salt. For this long after a tenant's deletion, other replicas may
-still read old objects, and lose the objects that they write."""
+"""Seconds between two reads of a salt. For this long, other replicas may use a deleted tenant's
+key."""
 _TENANT_SALT_BYTES = 32
 _PROOF_BYTES = 16
 _NAME_BYTES = 16
@@ -261,18 +253,17 @@ _NAME_BYTES = 16
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tenant:
-    """A tenant's folder and key; log lines and messages never contain the key."""
+    """A tenant's folder and key. Log lines never contain the key."""
 
     folder: str
     key: bytes
 
 
 class Vault:
-    """Keys of the tenants of one fleet in one object store. Thread-safe.
+    """Keys of the tenants of a fleet. Thread-safe.
 
-    A tenant's key derives from the fleet's secret, its tag and a random salt in an object of its
-    own. Deleting that object deletes the tenant: the tenant's objects become unreadable, and later
-    objects get another key and another folder. Knows no contents.
+    A tenant's key derives from the fleet's secret, its tag and a stored random salt. Without the
+    salt, the tenant's objects are unreadable.
 
         tenants/ID        the salt, and a proof that the salt is this tenant's
         ID                HMAC of the tag, which reveals neither the tag nor the tenant's name
@@ -287,7 +278,8 @@ class Vault:
         clock: Callable[[], float] = time.monotonic,
         renewed: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """The fleet's `secret` has 32 bytes. `renewed` gets the tag of a tenant with a new key."""
+        """The fleet's `secret` has 32 bytes. `renewed` receives the tag of a tenant with a new
+        key."""
         self._objects = objects
         self._secret = secret
         self._clock = clock
@@ -296,7 +288,7 @@ class Vault:
         self._known: dict[bytes, tuple[float, Tenant]] = {}
 
     def tenant(self, tag: bytes) -> Tenant:
-        """Return the tenant's folder and key; creates both if missing. Raises UnavailableError."""
+        """Return the tenant's folder and key, new or not. Raises UnavailableError."""
         with self._lock:
             until, found = self._known.get(tag, (0.0, None))
         if found is not None and self._clock() < until:
@@ -310,7 +302,7 @@ class Vault:
         return made
 
     def forget(self, tag: bytes) -> bool:
-        """Delete the tenant's key; return whether a key existed. Raises UnavailableError."""
+        """Delete the tenant's key; return True if it existed. Raises UnavailableError."""
         was_there = self._objects.size(self._path(tag)) is not None
         self._objects.delete(self._path(tag))
         with self._lock:
@@ -318,9 +310,8 @@ class Vault:
         return was_there
 
     def erase(self, tag: bytes) -> int:
-        """Call `forget`, and delete all objects in the tenant's folders; return the number of
-        objects. Replicas write to the tenant's last folder for `SALT_SECONDS` more; the janitor
-        deletes that folder."""
+        """Delete the tenant's key and all objects; return their number. Replicas may write for
+        `SALT_SECONDS` more."""
         self.forget(tag)
         prefix, erased = f"{self._name(tag)}-", 0
         for above in self._objects.folders():
@@ -333,7 +324,7 @@ class Vault:
         return erased
 
     def _salt(self, tag: bytes) -> bytes:
-        """Return the tenant's salt; the first salt that any replica writes counts."""
+        """Return the tenant's salt; the first one that any replica writes counts."""
         path = self._path(tag)
         for _ in range(2):  # another replica may create the salt in between
             try:
@@ -366,7 +357,7 @@ class Vault:
 
 
 def live_folder(objects: Objects, name: str) -> str | None:
-    """Return the tenant's folder, or None if the tenant has no key. Raises UnavailableError."""
+    """Return the tenant's folder, or None without a key. Raises UnavailableError."""
     try:
         found = bytes(objects.get(f"{TENANTS}/{name}"))
     except FileNotFoundError:

@@ -1,13 +1,11 @@
-"""Uses: logs of used objects for the janitor, and the janitor's announcements of deletions.
+"""Logs of used objects for the janitor, and its announcements of deletions.
 
     uses/PROCESS-NUMBER     objects that one process used, in the order to evict them
     janitor/uses/NUMBER     the janitor's merged table: objects and when each was used
     evicted/NUMBER          objects that the janitor deleted
 
-Each object contains sealed numbers. The time of a use is when the object store wrote the log, so no
-other clock counts. An object's number is 64 bits of a hash of its name, so a body and its header
-have the same number. Readers ignore unreadable logs, which only worsens the eviction order. Knows
-neither blocks nor a budget.
+The time of a use is when the object store wrote the log. An object's number is 64 bits of a hash of
+its name.
 """
 
 from __future__ import annotations
@@ -34,40 +32,40 @@ LOGS = "uses"
 EVICTED = "evicted"
 TABLES = "janitor/uses"
 LOG_SECONDS = 60.0
-"""Seconds between two logs of a process, which writes the first log at its first use."""
+"""Seconds between two logs of a process."""
 _MOST_USES = 1 << 16
-"""Most uses of one log: the number of places in `used_at`."""
+"""Most uses of one log."""
 _MOST_LOGS = 500
-"""Most logs of one process to keep, in case a janitor never reads them."""
+"""Most logs of one process to keep."""
 MOST_EVICTED = 500
-"""Most announcements to keep. A process that missed an older one forgets its whole catalog."""
+"""Most announcements to keep."""
 _PLACE_BITS = 16
 _MILLISECONDS = 1000
 
 
 def name_of(path: str) -> int:
-    """Return an object's 64-bit id: a hash of the last part of `path`, which is a digest."""
+    """Return an object's 64-bit id, from the last part of its `path`."""
     return xxhash.xxh3_64_intdigest(path.rsplit("/", 1)[-1].encode())
 
 
 def used_at(written: datetime, place: int = 0) -> int:
-    """Return a sortable number for a use: the time of its log, then its place in the log."""
+    """Return a sortable number: the time of the log, then the place in it."""
     return int(written.timestamp() * _MILLISECONDS) << _PLACE_BITS | min(place, _MOST_USES - 1)
 
 
 class Numbers:
-    """Reads and writes arrays of 64-bit numbers as sealed objects of a fleet."""
+    """Reads and writes arrays of 64-bit numbers as sealed objects."""
 
     def __init__(self, objects: Objects, secret: bytes) -> None:
         self._objects = objects
         self._key = derived(secret, b"", b"semantic-numbers-v2")
 
     def create(self, path: str, numbers: array[int]) -> bool:
-        """Create an object with the numbers; return False if it exists. Raises UnavailableError."""
+        """Create an object; return False if it exists. Raises UnavailableError."""
         return self._objects.create(path, self._sealed(path, numbers))
 
     def replace(self, path: str, numbers: array[int]) -> None:
-        """Write the numbers, replacing any existing object. Raises UnavailableError."""
+        """Write an object, new or not. Raises UnavailableError."""
         self._objects.replace(path, self._sealed(path, numbers))
 
     def read(self, listed: Listed) -> array[int]:
@@ -109,19 +107,19 @@ class UseLog:
         self._due: float | None = None
 
     def __contains__(self, name: int) -> bool:
-        """Return whether the next log contains the object `name`."""
+        """Return True if the next log contains the object `name`."""
         with self._lock:
             return name in self._depths
 
     def add(self, name: int, depth: int) -> None:
-        """Record a use of `name`. Within a log, the janitor evicts objects by falling `depth`."""
+        """Record a use of `name`. The janitor evicts a greater `depth` first."""
         with self._lock:
             if len(self._depths) < _MOST_USES:
                 self._depths[name] = max(depth, self._depths.get(name, 0))
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until `write` should run; None if the log is empty."""
+        """Seconds until `write` is due, or None without uses."""
         with self._lock:
             if not self._depths:
                 return None
@@ -129,7 +127,7 @@ class UseLog:
             return 0.0 if full or self._due is None else max(0.0, self._due - self._clock())
 
     def write(self) -> None:
-        """Write the log now if it has uses. Keeps the uses if the write raises UnavailableError."""
+        """Write the log. Keeps the uses if the write raises UnavailableError."""
         with self._lock:
             depths, self._depths = self._depths, {}
             self._due = self._clock() + self._seconds
@@ -159,8 +157,8 @@ class Evictions:
         self._heard: frozenset[Listed] | None = None
 
     def new(self) -> frozenset[int] | None:
-        """Return the names deleted since the last call; None if this process may have missed names,
-        or if the bucket lost its objects and lease numbers start again. Raises UnavailableError."""
+        """Return the names deleted since the last call, or None if some may be missing. Raises
+        UnavailableError."""
         listed, heard = frozenset(self._objects.listed(EVICTED, PAGE)), self._heard
         new = frozenset[Listed]() if heard is None else listed - heard
         is_known = len(new) < MOST_EVICTED and (not heard or not heard.isdisjoint(listed))
@@ -170,7 +168,7 @@ class Evictions:
 
 
 class UseTable:
-    """The time of each object's last use: 16 bytes per object, sorted by name."""
+    """The last use of each object, in 16 bytes per object."""
 
     def __init__(self, names: array[int] | None = None, used: array[int] | None = None) -> None:
         self.names = array("Q") if names is None else names
@@ -181,7 +179,7 @@ class UseTable:
         return len(self.names)
 
     def mark(self, name: int) -> int:
-        """Return the last use of `name`, 0 if unknown. Marks a known `name`, for `kept`."""
+        """Return the last use of `name` or 0, and mark the name for `kept`."""
         at = self._place(name)
         if at is None:
             return 0
@@ -189,12 +187,12 @@ class UseTable:
         return self.used[at]
 
     def get(self, name: int) -> int:
-        """Return the last use of `name`; 0 for an unknown name."""
+        """Return the last use of `name`, or 0."""
         at = self._place(name)
         return 0 if at is None else self.used[at]
 
     def merged(self, newer: Mapping[int, int]) -> UseTable:
-        """Return this table with the uses in `newer`; of two uses, the later counts."""
+        """Return this table with the uses in `newer`; the later use counts."""
         names, used = array("Q"), array("Q")
         at = 0
         for name in sorted(newer):
@@ -207,14 +205,14 @@ class UseTable:
         return UseTable(names + self.names[at:], used + self.used[at:])
 
     def kept(self) -> array[int]:
-        """Return all marked names, followed by their times of last use."""
+        """Return all marked names, then their last uses."""
         both = array("Q", compress(self.names, self._is_there))
         both.extend(compress(self.used, self._is_there))
         return both
 
     @classmethod
     def of(cls, numbers: array[int]) -> UseTable:
-        """Return the table that `numbers`, a result of `kept`, contains."""
+        """Return the table in `numbers`, a result of `kept`."""
         half = len(numbers) // 2
         return cls(numbers[:half], numbers[half : 2 * half])
 
@@ -224,7 +222,7 @@ class UseTable:
 
 
 class UseReader:
-    """The janitor's access to the logs of uses: reads all logs, and replaces them by one table."""
+    """Reads all logs of uses, and replaces them by one table."""
 
     def __init__(self, objects: Objects, secret: bytes) -> None:
         self._objects = objects
@@ -232,7 +230,7 @@ class UseReader:
         self._read: list[str] = []
 
     def table(self, keep: Callable[[], None]) -> UseTable:
-        """Return the merged table; call `keep` after each read. Raises UnavailableError."""
+        """Return the merged table. Calls `keep` after each read. Raises UnavailableError."""
         tables = sorted(self._objects.listed(TABLES, PAGE), key=_age)
         logs = sorted(self._logs(), key=_age)
         self._read = [one.path for one in (*tables, *logs)]
@@ -253,8 +251,7 @@ class UseReader:
         return frozenset(name for log in new for name in self._numbers.read(log))
 
     def replace(self, number: int, numbers: array[int]) -> None:
-        """Write the table of a pass, and delete the logs and tables whose uses this table contains.
-        Raises UnavailableError."""
+        """Write the table of a pass, and delete the logs in it. Raises UnavailableError."""
         if not self._numbers.create(f"{TABLES}/{number:020}", numbers):
             return
         for at in range(0, len(self._read), PAGE):
@@ -269,8 +266,8 @@ class UseReader:
 
 
 def announce(objects: Objects, secret: bytes, number: str, names: Iterable[int]) -> None:
-    """Announce deleted names to every process. Replaces an announcement with the same number, which
-    a previous holder of the lease wrote. Raises UnavailableError."""
+    """Tell every process the deleted names. Replaces an announcement with the same number. Raises
+    UnavailableError."""
     Numbers(objects, secret).replace(f"{EVICTED}/{number}", array("Q", names))
     outdated = sorted(objects.listed(EVICTED, PAGE), key=_age)[:-MOST_EVICTED]
     if outdated:

@@ -1,12 +1,7 @@
-"""A connection between two ranks: frames of integers, some followed by bytes.
+"""An authenticated connection between two ranks: frames of integers, some followed by bytes.
 
-Waiting for a frame costs no computation, unlike waiting in a collective operation, and the end of a
-process shows at once. Each rank proves that it knows a secret without sending the secret: it
-answers the peer's random number. The two random numbers give the keys of each direction. Between
-two machines, a seal on every frame reveals a frame that is changed, missing, repeated or from
-another sender. Frames are not encrypted. On one machine, frames go over a Unix socket, which the
-system protects from other users and which also passes descriptors of shared memory. Knows sockets,
-but only the kind of a frame, not the meaning of its other integers.
+Each rank proves that it knows a secret, without sending it. Between machines, a seal on every frame
+reveals a changed, missing or foreign frame. Frames are not encrypted.
 """
 
 from __future__ import annotations
@@ -40,7 +35,7 @@ class Keys(NamedTuple):
 
 
 def join(sock: socket.socket, secret: bytes, rank: int) -> Keys | None:
-    """Return the keys of `rank`'s connection to rank 0; None unless both ranks know `secret`."""
+    """Return the keys of a connection to rank 0; None unless both ranks know `secret`."""
     theirs = _read(sock, _RANDOM)
     said = secrets.token_bytes(_RANDOM) + rank.to_bytes(_RANK, "little")
     talk = theirs + said
@@ -52,8 +47,8 @@ def join(sock: socket.socket, secret: bytes, rank: int) -> Keys | None:
 
 
 def admit(sock: socket.socket, secret: bytes) -> tuple[int, Keys] | None:
-    """Return the rank at the other end of a new connection to rank 0, and the connection's keys.
-    Returns None for a peer without the `secret`; this peer learns nothing about the secret."""
+    """Return the rank and the keys of a new connection to rank 0; None for a peer without the
+    `secret`."""
     challenge = secrets.token_bytes(_RANDOM)
     with suppress(OSError):
         sock.sendall(challenge)
@@ -69,7 +64,7 @@ def admit(sock: socket.socket, secret: bytes) -> tuple[int, Keys] | None:
 
 
 def is_of_this_user(sock: socket.socket) -> bool:
-    """Return whether the peer of a Unix socket runs as this user."""
+    """Return True if the peer of a Unix socket runs as this user."""
     if sys.platform == "linux":
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return bool(struct.unpack("iII", credentials)[1] == os.geteuid())
@@ -84,7 +79,6 @@ def _derived(secret: bytes, purpose: bytes, talk: bytes) -> bytes:
 
 
 def _read(sock: socket.socket, n_bytes: int) -> bytes:
-    """Read `n_bytes` within the socket's timeout; return fewer after the timeout or at the end."""
     found, until = b"", time.monotonic() + (sock.gettimeout() or 3600.0)
     with suppress(OSError):
         while len(found) < n_bytes and (more := sock.recv(n_bytes - len(found))):
@@ -94,15 +88,15 @@ def _read(sock: socket.socket, n_bytes: int) -> bytes:
 
 
 _HEAD = struct.Struct("<qqqq")
-"""The head of a frame: its kind, the call's number, and how many integers and bytes follow."""
+"""A frame begins with its kind, the call's number, and the counts of integers and bytes."""
 _INT_BYTES = 8
 _MOST_INTS = 1 << 24
 _MOST_BYTES = (1 << 31) - 1
-"""Most bytes that one seal can cover."""
+"""Most bytes under one seal."""
 
 
 class _Seals:
-    """Seals the pieces of one direction. A seal covers a piece and the number of earlier pieces."""
+    """A seal covers a piece and the number of earlier pieces."""
 
     SIZE = 16
 
@@ -125,11 +119,11 @@ class _Seals:
 
 
 class PeerLostError(Exception):
-    """The other rank ended, sends nothing or sent an invalid frame; the message gives the cause."""
+    """The other rank ended, sends nothing or sent an invalid frame."""
 
 
 class Channel:
-    """Frames to and from one other rank. Any thread may send, one thread receives."""
+    """A connection to one other rank. Any thread may send, one thread receives."""
 
     def __init__(
         self,
@@ -139,9 +133,8 @@ class Channel:
         mapped: MappedPort,
         keys: Keys | None = None,
     ) -> None:
-        """`peer` is the number of the other rank, which has the same `keys`; without keys, `sock`
-        is a Unix socket. After `silence` seconds without a frame, the peer counts as lost. `mapped`
-        receives the peer's memory."""
+        """`peer` is the number of the other rank. Without `keys`, `sock` is a Unix socket. A peer
+        counts as lost after `silence` seconds. `mapped` receives the peer's memory."""
         self.peer = peer
         self.is_local = keys is None
         self.mapped = mapped
@@ -173,8 +166,8 @@ class Channel:
             self.close()
 
     def frames(self) -> Iterator[Frame]:
-        """Yield each frame. Skips heartbeats, and passes frames about shared memory to `mapped`.
-        Raises PeerLostError."""
+        """Yield each frame. Skips heartbeats and frames about shared memory. Raises
+        PeerLostError."""
         while True:
             # Check the head's seal before allocating memory for its sizes.
             op, number, n_ints, n_bytes = _HEAD.unpack(self._checked(_HEAD.size))
@@ -209,7 +202,6 @@ class Channel:
         return piece + self._seal(piece)
 
     def _checked(self, n_bytes: int) -> bytearray:
-        """Read `n_bytes` and, between machines, verify the bytes' seal."""
         piece = self._read(n_bytes)
         if (
             piece

@@ -1,5 +1,4 @@
-"""Launched: finds out if `mlx.launch` started this process as one of a model's ranks. Reads the
-environment; `links` connects the ranks."""
+"""Finds out from the environment if `mlx.launch` started this process as one of several ranks."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ _NCCL_SIZE, _JACCL_DEVICES = "MLX_WORLD_SIZE", "MLX_IBV_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Implements `PlacementPort`. `host` is the address of rank 0. Ranks connect only with ranks
-    that know `secret`."""
+    """Implements `PlacementPort`. `host` is the address of rank 0."""
 
     rank: int
     size: int
@@ -41,8 +39,8 @@ class Grid:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """See `PlacementPort.meeting`. A thread of this process could not end the wait: MLX may
-        hold the interpreter's lock during the wait."""
+        """See `PlacementPort.meeting`. MLX may hold the interpreter's lock, so no thread here could
+        end the wait."""
         from semantic_fleet.ranks.links import JOIN_SECONDS
 
         logger.info("waiting at most %.0f s for all ranks, over %s", JOIN_SECONDS, self.transport)
@@ -66,8 +64,8 @@ def placed(environment: Mapping[str, str], secret: Callable[[], bytes | None]) -
 
 
 def read_grid(environment: Mapping[str, str]) -> Grid | None:
-    """Return this process's place among the ranks; None if it runs alone. Raises
-    InvalidRequestError for an environment that `mlx.launch` does not make."""
+    """Return this process's rank, or None if it runs alone. Raises InvalidRequestError for an
+    environment that `mlx.launch` does not make."""
     if _RANK not in environment:
         return None
     try:
@@ -81,8 +79,8 @@ def read_grid(environment: Mapping[str, str]) -> Grid | None:
 
 
 def with_secret(grid: Grid, secret: bytes | None) -> Grid:
-    """Return `grid` with the ranks' secret. Raises InvalidRequestError if `secret` is None and rank
-    0 listens on a network address."""
+    """Return `grid` with the ranks' secret. Raises InvalidRequestError if rank 0 has a network
+    address and `secret` is None."""
     from semantic_server.http.settings import is_loopback
 
     if secret is not None:

@@ -1,5 +1,4 @@
-"""The connections of one rank: how ranks find each other, and how all ranks end after the loss of
-one rank. Knows processes and sockets, but neither a framework nor the computation."""
+"""The connections of one rank. All ranks end if one is lost."""
 
 from __future__ import annotations
 
@@ -27,21 +26,21 @@ logger = logging.getLogger("semantic.server")
 
 _TOKEN_BYTES = 32
 _PATH_BYTES = 108
-"""The longest path that a Unix socket may have on any system."""
+"""Bytes of the longest path that every system allows for a Unix socket."""
 JOIN_SECONDS = 60.0
-"""Seconds for all ranks to meet, and as many again to connect."""
+"""Seconds for all ranks to meet, and again to connect."""
 _STDERR = 2
 _GREETING_SECONDS = 5.0
 SILENCE_SECONDS = 20.0
 """Seconds without a frame after which a rank counts as lost."""
 _BEAT_SECONDS = 1.0
-"""Seconds between two signs of life, which report the free memory."""
+"""Seconds between two heartbeats, which report the free memory."""
 _STALL_SECONDS = 600.0
-"""Seconds after which a call counts as stuck: a chunk of a prompt takes only seconds."""
+"""Seconds after which a call counts as stuck."""
 _END_SECONDS = 10.0
 """Seconds to wait for running calls before the process ends."""
 _LOST = 1
-"""The exit code after a rank is lost: a supervisor then restarts all ranks."""
+"""The exit code after the loss of a rank: a supervisor then restarts all ranks."""
 
 
 class Links:
@@ -59,9 +58,7 @@ class Links:
     ) -> None:
         """Connect with the other ranks; rank 0 listens on its address `host`.
 
-        The keys that seal frames come from `secret`, which all ranks have, and from a random token,
-        which rank 0 sends over `ranks`. With an empty `secret`, the frames are only as safe as
-        `ranks`. On one machine, unsealed frames go over a Unix socket in a private folder. Raises
+        All ranks have the same `secret`. Without it, frames are only as safe as `ranks`. Raises
         BackendError if the ranks cannot connect.
         """
         self.before_end: list[Callable[[], object]] = []
@@ -86,7 +83,7 @@ class Links:
 
     @contextmanager
     def computing(self, what: str) -> Iterator[None]:
-        """Limit the time of the calls in the `with` block, which may wait for other ranks."""
+        """Limit the time of the calls in the `with` block."""
         self._computing = what, time.monotonic()
         try:
             yield
@@ -94,13 +91,13 @@ class Links:
             self._computing = None
 
     def finish(self) -> None:
-        """Announce the regular end of the work, after which the end of a rank is not a failure."""
+        """Announce the regular end of the work: the end of a rank is then not a failure."""
         self._is_over = True
         for channel in self.channels:
             channel.send(Frame(Op.END, 0))
 
     def end(self, reason: str) -> None:
-        """End this process for `reason`; the other ranks then end too."""
+        """End this process for `reason`, and with it all ranks."""
         with self._ends:  # never released: one reason is enough
             if self._is_over:
                 return
@@ -119,7 +116,6 @@ class Links:
             os._exit(_LOST)
 
     def _connect(self, host: str, secret: bytes, silence: float) -> list[Channel]:
-        """Connect rank 0 with each other rank; return this rank's channels."""
         if self._ranks.rank == 0:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             with (
@@ -187,7 +183,6 @@ class Links:
             self.end(str(error))
 
     def _watch(self, interval: float) -> None:
-        """Send heartbeats to the other ranks, and end this process if a call takes too long."""
         while not self._is_over:
             beat = self._beat()
             for channel in self.channels:
@@ -205,7 +200,6 @@ class Links:
 
 
 def _to_this_machine(path: bytes) -> socket.socket | None:
-    """Connect to a process of this user at `path`; return None if there is no such process."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(JOIN_SECONDS)
     with suppress(OSError):

@@ -1,5 +1,4 @@
-"""Computes the number of replicas from the running and waiting requests of each replica.
-`ray_cluster` sets how long a number must hold before Ray obeys."""
+"""Computes the number of replicas from their running and waiting requests."""
 
 from __future__ import annotations
 
@@ -15,9 +14,7 @@ ROWS: Final = "rows"
 
 
 class ScalingContext(Protocol):
-    """The part of Ray Serve's policy context that `by_queue` reads. `aggregated_metrics` has
-    `RUNNING`, `WAITING` and `ROWS` by replica; `total_queued_requests` counts requests without a
-    replica."""
+    """The part of Ray Serve's policy context that `by_queue` reads."""
 
     @property
     def current_num_replicas(self) -> int: ...
@@ -28,9 +25,8 @@ class ScalingContext(Protocol):
 
 
 def wanted_replicas(current: int, running: float, waiting: float, rows: float) -> int:
-    """Return the number of replicas for `running` and `waiting` requests, if a replica decodes
-    `rows` requests at once. Adds at least one replica while a request waits. Removes one replica at
-    a time, and only while no request waits."""
+    """Return the number of replicas, if a replica decodes `rows` requests at once. Removes one
+    replica at a time, and only while no request waits."""
     fitting = max(1, math.ceil((running + waiting) / (_FULL * rows)))
     if waiting >= 1:
         return max(fitting, current + 1)
@@ -38,7 +34,7 @@ def wanted_replicas(current: int, running: float, waiting: float, rows: float) -
 
 
 def by_queue(context: ScalingContext) -> tuple[int, dict[str, object]]:
-    """Return the number of replicas and an empty state, as Ray Serve expects of a policy."""
+    """Return the number of replicas and an empty state, as Ray Serve expects."""
     metrics = context.aggregated_metrics or {}
 
     def total(name: str) -> float:

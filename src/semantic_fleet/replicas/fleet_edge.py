@@ -1,14 +1,6 @@
-"""The edge of a fleet: checks requests as a server does, finds each request's key, and passes the
-request on.
+"""The edge of a fleet: checks requests as a server does, and passes them on to replicas.
 
-All requests of one session have the same key, so these requests reach the replica with their
-caches. Names follow the rules of `identity`; a request without a name has the key of its
-conversation's opening. Keys are digests, so a router sees no user's text.
-
-The edge reads bodies whole first, and limits their size as a server does. If a client leaves, the
-edge closes its answer, and the replica cancels the request. If a replica is lost, its answers end
-with an error and the edge does not retry: the cause could kill the next replica too, and clients
-know whether to repeat. Knows HTTP and keys, not how replicas run or how a router chooses them.
+All requests of one session have the same key, and so reach the replica with their caches.
 """
 
 from __future__ import annotations
@@ -66,17 +58,17 @@ from semantic_server.http.settings import ServerSettings
 
 _AGENT_PATH: Final = re.compile(r"/v1/agents/(.+?)(?:/(?:why|fork|pin))?")
 _LISTS: Final = ("messages", "input", "prompt")
-"""Fields of all APIs that contain the beginning of a conversation: a text or a list."""
+"""Fields that contain the beginning of a conversation."""
 _FIXED: Final = ("system", "instructions")
 """Fields that precede the beginning of a conversation."""
 _TEXT: Final = 2048
-"""How many characters of a prompt count as its opening."""
+"""Characters of a prompt that count as its opening."""
 _TOKENS: Final = 512
-"""How many token ids of a prompt count as its opening."""
+"""Token ids of a prompt that count as its opening."""
 _USER: Final = "user"
 _CACHE_MARK: Final = "cache_control"
 _DIGITS: Final = 8
-"""Digits of a key; ids of responses end with the key. Keys that collide do no harm."""
+"""Hexadecimal digits of a key. Ids of responses end with the key."""
 _RESPONSE_ID: Final = re.compile(
     rf"{RESPONSE_PREFIX}[0-9a-f]{{{2 * ID_BYTES}}}(?P<key>[0-9a-f]{{{_DIGITS}}})"
 )
@@ -87,11 +79,8 @@ _PREVIOUS: Final = "previous_response_id"
 def routing_key(path: str, headers: Mapping[str, str], body: Json, tenant: str = "") -> str:
     """Return the key of a request to `path`; `headers` have lower-case names.
 
-    A request that names an agent, in its path, header or body, has the agent's key. A request with
-    a client's session has the key of the session's main agent. A request about a response, or to
-    continue a response, has the key in the response's id. Any other request has the key of its
-    opening. A session does not count if several conversations share it, such as all of a user's
-    conversations.
+    Requests of the same agent, session or chain of responses have the same key. Any other request
+    has the key of its first messages.
     """
     found = _named(path, headers, body)
     if found is None:
@@ -120,7 +109,7 @@ def _key_of_response(path: str, body: Json) -> str | None:
 
 
 def _opening(body: Json) -> str:
-    """Return a conversation up to its first user message: the part that all requests share."""
+    """Return a conversation up to its first user message."""
     fixed = [_words(body[name]) for name in _FIXED if name in body]
     begins = [_words(_first(body[name])) for name in _LISTS if name in body]
     return json.dumps([fixed, begins])
@@ -138,8 +127,7 @@ def _first(found: object) -> object:
 
 
 def _words(found: object) -> str:
-    """Return the text of messages. The result ignores details that clients change later: cache
-    marks, and a list of one part in place of a text."""
+    """Return the text of messages, without details that clients change later."""
     if isinstance(found, str):
         return found
     if isinstance(found, list):
@@ -247,8 +235,8 @@ class _PassOn:
 
 
 class _Answer:
-    """A response to a request of `path` as ASGI messages. Sends a stream as it arrives. Collects a
-    response that is not a stream: until the end, an error can replace it."""
+    """A response as ASGI messages. Sends a stream as it arrives; collects any other response, so
+    that an error can replace it."""
 
     def __init__(self, path: str, send: Send) -> None:
         self._path = path
@@ -268,7 +256,6 @@ class _Answer:
             self._body += piece
 
     async def end(self) -> None:
-        """Send the remaining response. Raises OverloadedError if the response has no head."""
         if self._head is None:
             raise OverloadedError("the replica ended without an answer", retry_after=1)
         if not self.has_begun:
@@ -276,7 +263,6 @@ class _Answer:
         await self._send({"type": "http.response.body", "body": bytes(self._body)})
 
     async def fail(self, problem: Problem) -> None:
-        """End a started stream with an event that contains the reason."""
         await self.send(_last_event(self._path, problem))
         await self.end()
 
@@ -287,7 +273,6 @@ class _Answer:
 
 
 def _last_event(path: str, problem: Problem) -> bytes:
-    """Return the event that ends a stream of `path`, in the form of its API."""
     if is_ollama(path):
         return json_line(ollama_error(problem))
     if is_anthropic(path):
@@ -299,7 +284,7 @@ def _last_event(path: str, problem: Problem) -> bytes:
 
 
 async def _key_of(request: Request, data: bytes) -> str:
-    """Return the routing key. Ignores a malformed body, because the replica reports the error."""
+    """Return the routing key. The replica reports the error of a malformed body."""
     body: Mapping[str, object] = {}
     with suppress(InvalidRequestError, WireError):
         body = await parse_offloaded(request, data)
@@ -321,7 +306,7 @@ def _passed(request: Request, body: bytes = b"", key: str = "") -> PassedRequest
 
 
 async def _first_done(replicas: ReplicasPort, request: Request) -> Response:
-    """Send a deletion to all replicas; return a successful response, or else the first response."""
+    """Send a deletion to all replicas; return a successful response, or else the first one."""
     replies = [*(await replicas.answers(_passed(request))).values()]
     done = [one for one in replies if one[0].status < HTTPStatus.BAD_REQUEST]
     head, body = (done or replies)[0]
@@ -340,7 +325,7 @@ async def _all_metrics(replicas: ReplicasPort, request: Request) -> Response:
 
 
 def merged_metrics(texts: Mapping[str, str]) -> bytes:
-    """Merge several servers' metrics in Prometheus' text format; a label names the server."""
+    """Merge metrics in Prometheus' text format; a label names the server."""
     registry = CollectorRegistry()
     registry.register(_Merged(texts))
     return generate_latest(registry)

@@ -1,6 +1,4 @@
-"""Answers passed requests with an ASGI application in this process. Joins all waiting output into
-one piece, because each piece costs a message between processes. Knows ASGI, but neither routes nor
-routers."""
+"""Answers requests with an ASGI application in this process."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ AsgiApp: TypeAlias = Callable[[MutableMapping[str, object], Receive, Send], Awai
 
 
 async def answer(app: AsgiApp, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-    """Yield the response of `app`, and raise its errors. Closing this generator disconnects `app`
-    and waits until `app` ends."""
+    """Yield the response of `app`, and raise its errors. Closing this generator disconnects
+    `app`."""
     pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
     is_gone, is_read = asyncio.Event(), False
 
@@ -73,7 +71,7 @@ async def whole_answer(pieces: AsyncIterator[Piece]) -> tuple[ResponseHead, byte
 
 
 def with_header(name: bytes, value: bytes, piece: Piece) -> Piece:
-    """Return `piece`; if the piece is a head, with the given header added."""
+    """Add a header to `piece` if it is a head."""
     if isinstance(piece, bytes):
         return piece
     return ResponseHead(piece.status, (*piece.headers, (name, value)))

@@ -1,9 +1,5 @@
-"""Replicas as an application of Ray Serve, on a Ray of this process or on a running cluster.
-
-The router is Ray's consistent-hash ring over the keys of requests. A full replica passes further
-requests on to the next replica on the ring, which bounds the load. This is the only module that
-imports Ray, and only after setting the environment that Ray reads on import.
-"""
+"""Replicas as an application of Ray Serve. Ray's consistent hashing routes requests by key, and
+skips full replicas."""
 
 from __future__ import annotations
 
@@ -40,16 +36,16 @@ _QUIET: Final = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
 }
 _OBJECT_BYTES: Final = 128 << 20
-"""Size of Ray's object store, which here holds only the bodies of requests on their way."""
+"""Size of Ray's object store in bytes: it holds only bodies of requests."""
 _FOLDER: Final = "semantic-ray-"
 _TRIES: Final = 2
 _TO_SAVE: Final = 60.0
-"""Seconds for a stopping replica to finish its last answers, and to save its agents."""
+"""Seconds for a stopping replica to save its agents."""
 _DRAIN_LOOK: Final = 0.2
 _HEALTH_LOOK: Final = 2.0
 _STATUS_LOOK: Final = 0.2
 _LOOK_BACK: Final = 10.0
-"""Seconds over which Ray averages the reports of replicas."""
+"""Seconds over which Ray averages the load."""
 _RETRY: Final = 5
 _LONGEST_REASON: Final = 400
 _ERROR_LINE: Final = re.compile(r"[\w.]+(?:Error|Exception): ")
@@ -57,31 +53,31 @@ _ERROR_LINE: Final = re.compile(r"[\w.]+(?:Error|Exception): ")
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """The fleet to run: at least `replicas`, at most `most`. Ray adds a replica after requests have
-    waited `more_after` seconds, and removes a replica after `fewer_after` seconds of low load.
-
-    A replica answers at most `requests` at once, and at most `queued` requests wait for a replica.
-    A stopping replica continues its answers for `drain` seconds, then ends them. At most
-    `per_machine` replicas run on one machine. Each replica takes `gpus` GPUs, as Ray counts GPUs,
-    by default one if the machine has any. `address` is the address of a running cluster; None
-    starts a Ray in this process, and stops it.
-    """
+    """The fleet to run: at least `replicas`, at most `most` of them."""
 
     replicas: int
     most: int
     requests: int
+    """Most answers of a replica at once."""
     queued: int
+    """Most requests that wait for a replica."""
     drain: float
+    """Seconds that a stopping replica has for its answers."""
     folder: str
     per_machine: int
+    """Most replicas on one machine."""
     more_after: float = 10.0
+    """Seconds of waiting after which Ray adds a replica."""
     fewer_after: float = 120.0
+    """Seconds of low load after which Ray removes a replica."""
     gpus: float | None = None
+    """GPUs of a replica, as Ray counts them."""
     address: str | None = None
+    """A running cluster; None starts a Ray in this process."""
 
 
 class RayCluster:
-    """Implements `ReplicasPort`. `start` and `stop` block; call other methods on one event loop."""
+    """Implements `ReplicasPort`. `start` and `stop` block."""
 
     def __init__(self, plan: FleetPlan, build: BuildReplica) -> None:
         self._plan = plan
@@ -91,8 +87,8 @@ class RayCluster:
         self._has_ray = False
 
     def start(self) -> None:
-        """Start the replicas, and Ray unless it runs already; return when all replicas can answer.
-        Raises OperatorError if Ray is not installed or unreachable, or a replica cannot start."""
+        """Start Ray unless it runs, and the replicas; return when all can answer. Raises
+        OperatorError if Ray is missing or unreachable, or a replica fails to start."""
         self._set_environment()
         try:
             import ray
@@ -116,7 +112,7 @@ class RayCluster:
             raise OperatorError(f"cannot start the replicas: {reason}") from error
 
     def stop(self) -> None:
-        """End what `start` began. Only disconnects from a cluster that ran before."""
+        """Stop the replicas, and Ray if `start` started it."""
         self._handle = None
         if not self._has_ray:
             return
@@ -169,8 +165,7 @@ class RayCluster:
         return self._handle
 
     def _set_environment(self) -> None:
-        """Set the environment of Ray and its processes. Ray's ports are open to other machines and
-        unpickle data, so the ports need a token. If this process starts Ray, sets a new token."""
+        """Ray's ports are open to other machines and unpickle data, so they need a token."""
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         if self._plan.address is None:
@@ -239,8 +234,7 @@ class RayCluster:
 
 
 def _log_of_serve(level: str) -> LoggingConfig:
-    """Log only warnings of replicas, because replicas log requests themselves. Log less of the
-    controller, which repeats tracebacks of replicas: `start` reports a traceback in one line."""
+    """Log only warnings of replicas: they log requests themselves."""
     from ray.serve.schema import LoggingConfig
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -248,8 +242,8 @@ def _log_of_serve(level: str) -> LoggingConfig:
 
 
 def stop_application(address: str, drain: float) -> None:
-    """Stop the replicas and Ray Serve on a running cluster; return when agents are saved. Raises
-    OperatorError if the cluster cannot be reached, and the same errors as `_remove_application`."""
+    """Stop the replicas and Ray Serve on a cluster; return when agents are saved. Raises
+    OperatorError if the cluster is unreachable, and the same errors as `_remove_application`."""
     try:
         import ray
         from ray import serve
@@ -265,8 +259,8 @@ def stop_application(address: str, drain: float) -> None:
 
 
 def _remove_application(drain: float) -> None:
-    """Delete the application; running answers have `drain` seconds to finish. Raises OperatorError
-    if replicas still run when Ray should have killed them."""
+    """Delete the application; running answers have `drain` seconds. Raises OperatorError if
+    replicas still run afterwards."""
     from ray import serve
 
     if APPLICATION in serve.status().applications:
@@ -280,7 +274,7 @@ def _remove_application(drain: float) -> None:
 
 
 def is_any_stopping() -> bool:
-    """Return whether any replica is stopping. Raises OverloadedError if Ray does not answer."""
+    """Return True if any replica is stopping. Raises OverloadedError if Ray does not answer."""
     import ray
     from ray import serve
 
@@ -294,7 +288,6 @@ def is_any_stopping() -> bool:
 
 
 def _said_of_replicas() -> str:
-    """Return Ray Serve's message about replicas that did not start, or "" if there is none."""
     import ray
     from ray import serve
 
@@ -305,7 +298,6 @@ def _said_of_replicas() -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the last line of Ray's text that names an error, or else the text's last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = [line for line in lines if _ERROR_LINE.match(line)]
     return (named or lines or ["unknown"])[-1][:_LONGEST_REASON]

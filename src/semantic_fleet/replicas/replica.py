@@ -1,9 +1,7 @@
 """A replica as Ray Serve runs it: a server without a socket, in its own process.
 
-Ray Serve calls the methods by name, and waits for the last answer before it destroys a stopping
-replica. Ray Serve does not announce a stop; it only stops checking the replica's health. A living
-process holds a slot: a numbered folder with a locked file and a folder for the store. A new process
-takes the first free slot, with all that an earlier process stored there. Imports no Ray.
+Each process takes a slot: a numbered folder with a locked file and a folder for the store. A new
+process takes the first free slot, and so the store of an earlier process.
 """
 
 from __future__ import annotations
@@ -36,7 +34,8 @@ _MOST: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSlot:
-    """A slot. `name` is unique on this machine; `folder` is for the store, and may be missing."""
+    """A numbered folder of one replica. `name` is unique on this machine; `folder` is for the
+    store."""
 
     name: str
     folder: Path
@@ -44,8 +43,8 @@ class ReplicaSlot:
 
 @contextmanager
 def taken_slot(base: Path) -> Iterator[ReplicaSlot]:
-    """Take the first free slot below `base`, and write the process id in the slot's locked file.
-    Raises StoreError if `base` is unusable, or if no slot is free."""
+    """Take the first free slot below `base`. Raises StoreError if `base` is unusable or no slot is
+    free."""
     for number in range(_MOST):
         folder = base / f"replica-{number}"
         try:
@@ -73,25 +72,24 @@ def _try_lock(file: int) -> bool:
 
 
 HEADER: Final = b"x-semantic-replica"
-"""Response header with the name of the replica that answered: its slot on its machine."""
+"""Response header with the name of the replica that answered."""
 _LOOK: Final = 1.0
-"""Seconds between two checks of when the last health check came."""
+"""Seconds between two looks at the last health check."""
 SILENT: Final = 10.0
 """Seconds without a health check after which the replica may be stopping."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The seconds that a stopping replica has for its answers, and a check for stopping replicas.
-    `is_any` waits for the cluster, and raises OverloadedError if the cluster does not answer."""
+    """`seconds` that a stopping replica has for its answers. `is_any` raises OverloadedError if the
+    cluster does not answer."""
 
     seconds: float
     is_any: Callable[[], bool]
 
 
 class Replica:
-    """Takes a slot, starts the server in the slot's folder, and saves the server's agents when Ray
-    destroys the replica."""
+    """Runs the server of a replica, and saves its agents when Ray destroys it."""
 
     _server: ReplicaPort
     _name: str
@@ -99,8 +97,8 @@ class Replica:
     async def __init__(  # type: ignore[misc]
         self, build: BuildReplica, folder: str, sharing: int, drain: Drain
     ) -> None:
-        """Take a slot below `folder`, and start one of `sharing` replicas that share the machine's
-        memory. Returns when the replica can answer. Raises the same errors as `build`."""
+        """Take a slot below `folder`, and start one of `sharing` replicas on the machine. Returns
+        when the replica can answer. Raises the same errors as `build`."""
         self._stack = AsyncExitStack()
         self._drain = drain
         async with AsyncExitStack() as undo:
@@ -113,23 +111,23 @@ class Replica:
             self._stack = undo.pop_all()
 
     async def answer(self, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-        """Yield the response in pieces; closing this generator cancels the request."""
+        """Yield the response; closing this generator cancels the request."""
         async with aclosing(self._server.answer(request)) as pieces:
             async for piece in pieces:
                 yield with_header(HEADER, self._name.encode(), piece)
 
     async def whole(self, request: PassedRequest) -> tuple[str, ResponseHead, bytes]:
-        """Return the names of replica and machine as one text, the head, and the whole body."""
+        """Return the names of replica and machine, the head and the whole body."""
         async with aclosing(self._server.answer(request)) as pieces:
             head, body = await whole_answer(pieces)
         return f"{self._name}@{platform.node()}", head, body
 
     async def record_autoscaling_stats(self) -> Mapping[str, float]:
-        """Return the load for `autoscaling`; Ray calls this method regularly."""
+        """Return the load for `autoscaling`. Ray calls this method."""
         return dict(self._server.load())
 
     async def check_health(self) -> None:
-        """Raise BackendError if the server can no longer answer: Ray then replaces the replica."""
+        """Raise BackendError if the server can no longer answer. Ray then replaces the replica."""
         self._asked_at = time.monotonic()
         self._server.check()
 
@@ -138,7 +136,7 @@ class Replica:
         await self._stack.aclose()
 
     async def _end_overdue(self) -> None:
-        """End the answers of a stopping replica in time, before Ray kills the replica."""
+        """End the answers of a stopping replica before Ray kills it."""
         while not await self._is_overdue():
             await asyncio.sleep(_LOOK)
         self._server.end()
