@@ -1,1 +1,1 @@
-"""The command line: one file per command. Knows ports and bootstrap, not frameworks."""
+"""The command line: one file per command."""

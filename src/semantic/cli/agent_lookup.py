@@ -1,5 +1,4 @@
-"""Opens the store on disk for a command, and finds agents in the store by name. Loads no model.
-Knows manifests, but not the commands."""
+"""Opens the store on disk for a command, and finds agents in it by name."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from semantic.adapters.stores.disk.store import DiskStore
 
 ID_DIGITS = 12
-"""How many hexadecimal digits of a model's id text output shows."""
+"""Hexadecimal digits of a model's id in text output."""
 
 AgentName = Annotated[
     str,
@@ -75,7 +74,7 @@ IsPinned = Annotated[
 @contextmanager
 def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskStore]:
     """Open the store on disk for the `with` block. Raises StoreError, and InvalidRequestError for a
-    missing folder unless `create` is set: a mistyped path must not create a store."""
+    missing folder unless `create` is set."""
     settings = options.settings()
     if settings.store is not None and not create and not os.path.lexists(settings.store):
         raise InvalidRequestError(f"there is no store {settings.store}")
@@ -87,8 +86,8 @@ def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskS
 
 
 def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
-    """Return the scopes of a tenant's agents, one per model. `tenant` is the tenant's id; None
-    means the local tenant. Raises InvalidRequestError if no tenant with this id has agents."""
+    """Return the scopes of a tenant's agents, one per model. None means the local tenant. Raises
+    InvalidRequestError for a tenant without agents."""
     if tenant is None:
         return store.scopes_of(tenant_tag(store.secret, LOCAL_TENANT))
     every = store.scopes()
@@ -103,7 +102,8 @@ def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
 def last_saved(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, limit: int
 ) -> tuple[list[Manifest], int]:
-    """Return at most `limit` agents that `only` accepts, last saved first, and how many remain."""
+    """Return at most `limit` agents that `only` accepts, last saved first, and the number of all
+    others."""
     if only != EVERY_AGENT:
         accepted = agents_where(store, scopes, only)
         return accepted[:limit], max(0, len(accepted) - limit)
@@ -120,7 +120,7 @@ def last_saved(
 def agents_where(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, model_id: str | None = None
 ) -> list[Manifest]:
-    """Return agents that `only` accepts, last saved first; `model_id` may be the start of an id."""
+    """Return agents that `only` accepts, last saved first. `model_id` may be the start of an id."""
     of_model = (model_id or "").lower()
     found = [
         manifest
@@ -168,7 +168,7 @@ def require_free_name(agents: AgentIndexPort, like: Manifest, name: str) -> None
 
 
 def save(agents: AgentIndexPort, manifest: Manifest) -> None:
-    """Save `manifest`. Raises StoreError if the store refuses the manifest."""
+    """Save `manifest`. Raises StoreError if the store refuses it."""
     if not agents.save(manifest):
         raise StoreError(
             f"cannot save agent {show_name(manifest.agent_id)}; "
@@ -177,7 +177,7 @@ def save(agents: AgentIndexPort, manifest: Manifest) -> None:
 
 
 def shown_id(manifest: Manifest, *, whole: bool = False) -> str:
-    """Return the id of the agent's model, shortened for text output unless `whole`."""
+    """Return the id of the agent's model, shortened unless `whole`."""
     digits = manifest.scope.namespace.hex()
     return digits if whole else digits[:ID_DIGITS]
 

@@ -1,4 +1,4 @@
-"""`semantic agents`: the agents in the store on disk. Loads no model."""
+"""`semantic agents`: the agents in the store on disk."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from semantic.domain.stored import Manifest
 from semantic.ports.agents import EVERY_AGENT, AgentFilter
 
 _NAMED = 10
-"""The most names that a question shows; the question only counts further names."""
+"""Most names in a question."""
 
 
 def rm(
@@ -88,8 +88,6 @@ def rm(
 
 
 def _confirm(agents: Sequence[Manifest]) -> None:
-    """Ask on a terminal whether to forget `agents`. Raises Abort after the answer "no", and
-    InvalidRequestError if there is no terminal."""
     shown = [show_name(agent.agent_id) for agent in agents[:_NAMED]]
     more = f" and {len(agents) - _NAMED} more" if len(agents) > _NAMED else ""
     what = f"{len(agents)} agent{'s' if len(agents) > 1 else ''}: {', '.join(shown)}{more}"
@@ -117,7 +115,7 @@ def _document(agents: Sequence[Manifest], removed: Sequence[bool], *, one: bool)
 
 
 _LISTED = 200
-"""The most agents that a list shows by default."""
+"""Most agents in a list by default."""
 _HEADINGS = (
     "name", "model", "model id", "tokens", "blocks", "on disk", "shared", "pinned", "turns",
     "parent", "client", "session", "saved",

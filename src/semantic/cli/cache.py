@@ -1,4 +1,4 @@
-"""`semantic cache`: the store on disk as a whole. Loads no model."""
+"""`semantic cache`: the store on disk as a whole."""
 
 from __future__ import annotations
 

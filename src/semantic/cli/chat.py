@@ -1,5 +1,4 @@
-"""`semantic chat`: a conversation with one agent that resumes after a restart. Knows where lines
-come from; `cli/dialogue/chat_session.py` handles each line."""
+"""`semantic chat`: a conversation with one agent that resumes after a restart."""
 
 from __future__ import annotations
 
@@ -75,14 +74,12 @@ def joined(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _continued(line: str, more: Callable[[], str]) -> str:
-    """Return `line`, with each backslash at its end replaced by the next line from `more`."""
     while line.endswith("\\"):
         line = f"{line[:-1]}\n{more()}"
     return line
 
 
 def _require_template(engine: Engine) -> None:
-    """Raise InvalidRequestError for a model without a chat template."""
     try:
         engine.count_tokens("Hello")
     except InvalidRequestError as error:

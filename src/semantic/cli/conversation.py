@@ -1,5 +1,4 @@
-"""Makes the prompt that continues an agent's conversation, from messages in the form for chat
-templates. Knows the chat template through the tokenizer; knows nothing about engines or output."""
+"""Makes the prompt that continues an agent's conversation."""
 
 from __future__ import annotations
 
@@ -14,10 +13,8 @@ Message = dict[str, str]
 
 
 def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, ...] | None:
-    """Return the prompt for the user's message `text` after the agent's last answer; None if the
-    agent has no conversation. The agent's note contains the messages up to the last question; the
-    agent's tokens after the prompt give the answer. Raises InvalidRequestError if the chat template
-    refuses the messages."""
+    """Return the prompt for the user's message `text` after the agent's last answer, or None
+    without a conversation. Raises InvalidRequestError if the chat template refuses the messages."""
     saved = messages_in(agent.note)
     if saved is None:
         return None
@@ -31,10 +28,8 @@ def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, 
 def _extended(
     tokenizer: Tokenizer, past: Sequence[int], rendered: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the tokens `rendered`. The tokens `past` of earlier turns replace their beginning if
-    both have the same text. The model may split a text into other tokens than the tokenizer does,
-    and the cache has the model's tokens. If the template renders earlier turns differently, such as
-    without reasoning, return `rendered`: the cache then helps only up to the first difference."""
+    """Return `rendered`, with the earlier turns' own tokens if they have the same text. The
+    tokenizer may split a text into other tokens than the model did."""
     text, before = tokenizer.decode(rendered), tokenizer.decode(past)
     # If decoding and encoding again changes the tokens, the text hides some (such as a BOS), so
     # texts cannot be compared.
@@ -51,7 +46,7 @@ def message(role: str, content: str) -> Message:
 
 
 def has_chat_template(tokenizer: Tokenizer) -> bool:
-    """Return whether the tokenizer can render a conversation."""
+    """Return True if the tokenizer can render a conversation."""
     try:
         tokenizer.render_chat([message("user", "Hello")])
     except InvalidRequestError:

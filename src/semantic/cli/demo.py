@@ -1,6 +1,5 @@
-"""`semantic demo`: agents in one batch, resumed from their caches, and restored after `kill -9`.
-Answers without a store show that no answer depends on a cache. The demo kills the process `python
--m semantic.cli.demo`, which writes answers as lines of JSON."""
+"""`semantic demo`: several agents that continue from their caches, even after `kill -9`. The demo
+kills the process `python -m semantic.cli.demo`."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 BATCH_TOKENS: Final = 100
 ANSWER_TOKENS: Final = 64
 _BEFORE_KILL: Final = 12
-"""How many pieces of an answer to read before killing the process."""
+"""Pieces of an answer to read before killing the process."""
 _DISK_BYTES: Final = 16 << 30
 _COUNT: Final = "Count to 99."
 _KILLED: Final = "killed while it answers"
@@ -42,8 +41,7 @@ Message = dict[str, str]
 
 
 class Role(NamedTuple):
-    """The script of one agent: its first message, the answer to this message, the number of sums
-    that follow, a task, and a question. The answer to the question must contain `words`."""
+    """The script of one agent. The answer to its question must contain `words`."""
 
     agent: str
     told: str
@@ -75,8 +73,7 @@ CAST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, the number of prompt tokens, the number of cached prompt tokens, and the seconds
-    until the answer's first piece."""
+    """An answer, its token counts, and the seconds until its first piece."""
 
     text: str
     prompt_tokens: int
@@ -85,7 +82,7 @@ class Answer:
 
 
 class Batch(NamedTuple):
-    """A batch's answers by agent, its duration in seconds, and the token count of all answers."""
+    """The answers of a batch by agent, its seconds, and the number of all tokens."""
 
     texts: dict[str, str]
     seconds: float
@@ -94,7 +91,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """An agent's answers: from a cache in the pool, from a stored cache, and with no cache."""
+    """An agent's answers: from a cache in the pool, from a stored cache, and without a cache."""
 
     agent: str
     question: str
@@ -105,7 +102,7 @@ class Recall:
 
     @property
     def failures(self) -> list[str]:
-        """One sentence for each expectation that the answers do not meet."""
+        """One sentence for each wrong answer."""
         found = [f"{self.agent} was told {word} but did not say so" for word in self.missing]
         for how, answer, cold in zip(
             ("resumed", "restored"), (self.resumed, self.restored), self.cold, strict=True
@@ -171,11 +168,11 @@ _NEXT: Final = (
 
 
 def _silent(_: str) -> None:
-    """Discard a text: the replacement for `typer.echo` with --json."""
+    """Replaces `typer.echo` with --json."""
 
 
 def _compared(engine: Engine, role: Role, told: str, resumed: Answer, restored: Answer) -> Recall:
-    """Ask an engine without a store the same questions; return all answers of the agent."""
+    """Ask the same question without a store; return all answers of the agent."""
     asked = [*script(role), _said(told), {"role": "user", "content": role.question}]
     again = [*asked, _said(resumed.text), asked[-1]]
     answers = (_asked(engine, role.agent, asked), _asked(engine, role.agent, again))
@@ -185,7 +182,7 @@ def _compared(engine: Engine, role: Role, told: str, resumed: Answer, restored: 
 
 
 def table(recalls: Sequence[Recall], tokens_per_second: float) -> list[str]:
-    """Return four lines: the sums over all agents for three ways to answer, then the batch."""
+    """Return the lines of the demo's report."""
     ways = {
         "without a cache": [one.cold[0] for one in recalls],
         "resumed": [one.resumed for one in recalls],
@@ -205,7 +202,7 @@ def table(recalls: Sequence[Recall], tokens_per_second: float) -> list[str]:
 
 
 def script(role: Role) -> list[Message]:
-    """Return the conversation before the question: the facts, sums, and the task."""
+    """Return the conversation before the question."""
     said = [{"role": "user", "content": role.told}, _said(role.said)]
     for i in range(role.n_sums):
         x, y = 3 + i % 17, 2 + i * 5 % 13
@@ -219,7 +216,7 @@ def _said(text: str) -> Message:
 
 
 def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
-    """Return an agent's answer to `said`; a list of messages leaves the agent unchanged."""
+    """Return an agent's answer to `said`. A list of messages leaves the agent unchanged."""
     keep, begun, seconds = isinstance(said, str), time.perf_counter(), 0.0
     options: ChatOptions = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "keep": keep}
     with engine.chat(agent, said, stream=True, **options) as stream:
@@ -232,8 +229,8 @@ def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
 
 @contextmanager
 def child(settings: Settings, roles: Sequence[Role]) -> Iterator[Iterator[str]]:
-    """Start a process that answers for agents; yield the lines that it writes, and kill the process
-    at the end. If the process ends early, exits with its exit code or raises BackendError."""
+    """Start a process that answers for agents, yield its lines, and kill it at the end. Raises
+    BackendError or exits if the process ends early."""
     given = {
         "model": settings.model,
         "pool_bytes": settings.pool_bytes,
@@ -260,8 +257,7 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
 
 
 def main(given: str) -> None:
-    """Run the process that the demo kills: it answers in a batch, then agent by agent, until the
-    demo kills it in the middle of an answer."""
+    """Run the process that the demo kills."""
     from semantic import Engine
 
     be_program()

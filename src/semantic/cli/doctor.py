@@ -1,4 +1,4 @@
-"""`semantic doctor`: checks versions, device, store and model, with a finding for each."""
+"""`semantic doctor`: checks versions, device, store and model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 Verdict = Literal["ok", "warning", "failed"]
 
 SUPPORTED = {"mlx": ((0, 32, 4), (0, 33)), "mlx-lm": ((0, 32, 2), (0, 33))}
-"""The lowest supported version of each package, and the first that is too high."""
+"""The lowest supported version of each package, and the first unsupported one."""
 
 _NAME = "Ada"
 _QUESTION = (
@@ -60,7 +60,7 @@ _QUESTION = (
 )
 _ANSWER_TOKENS = 32
 _LENGTHS = (1024, 8192, 32_768, 131_072)
-"""The lengths of agents, in tokens, for which the report says how many agents fit."""
+"""Lengths of agents, in tokens, for the report."""
 _TRIED_BYTES = 1 << 20
 """Bytes that the check writes to a store's disk."""
 _MARKS: dict[Verdict, str] = {"ok": "ok  ", "warning": "warn", "failed": "FAIL"}
@@ -68,7 +68,7 @@ _MARKS: dict[Verdict, str] = {"ok": "ok  ", "warning": "warn", "failed": "FAIL"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; `advice` is empty if the verdict is ok."""
+    """The result of one check. `advice` is empty if all is well."""
 
     name: str
     verdict: Verdict
@@ -134,7 +134,7 @@ def check_version(package: str) -> Finding:
 
 
 def check_device() -> Finding:
-    """Report the device that models run on. Raises OperatorError if MLX is not usable."""
+    """Report the device. Raises OperatorError if MLX is not usable."""
     device = read_device()
     return Finding(
         "device", "ok", f"{device.kind}, {device.name}, {show_bytes(device.memory_bytes)} of memory"
@@ -175,7 +175,7 @@ def check_kernels() -> Finding:
 
 
 def check_identity(settings: Settings) -> Finding:
-    """Report what identifies blocks besides a model's files: chip, BLAS kernel and secret."""
+    """Report the chip, the BLAS kernel and the secret, on which the identity of blocks depends."""
     try:
         owner = "the store's own" if fleet_secret(settings) is None else "the fleet's"
     except InvalidRequestError as error:
@@ -192,7 +192,7 @@ def check_identity(settings: Settings) -> Finding:
 
 
 def check_store(settings: Settings) -> Finding:
-    """Check that the store on disk works, and report how much of the quota it uses."""
+    """Check that the store on disk works."""
     if not settings.use_disk:
         return Finding("store", "ok", "not on disk: caches end with the program")
     advice = "caches stay in memory only; --store names another folder"
@@ -214,7 +214,7 @@ def check_store(settings: Settings) -> Finding:
 
 
 def check_remote(settings: Settings) -> Finding:
-    """Check that the object store of the fleet writes, reads and deletes."""
+    """Check that the fleet's object store works."""
     name = "remote store"
     try:
         seconds, has_versions = require_shared(settings).try_out()
@@ -245,7 +245,6 @@ def check_embedded_model() -> Finding:
 
 
 def _served(given: ModelsOptions, adapters: Sequence[str]) -> list[ServeSettings]:
-    """Return a server's settings for the given models and adapters. Raises InvalidRequestError."""
     from semantic.serve import ServeSettings, with_adapters
 
     engines = {name: given.settings_of(name) for name in given.model or (DEFAULT_MODEL,)}
@@ -256,7 +255,7 @@ def _served(given: ModelsOptions, adapters: Sequence[str]) -> list[ServeSettings
 
 
 def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
-    """Check each model with its share of one server's memory, then all models together."""
+    """Check each model, then all models together."""
     from semantic.serve_models import ModelsSettings, plan_models
 
     if len(models) == 1:
@@ -279,7 +278,7 @@ def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
 
 
 def check_together(plan: ModelsPlan) -> Finding:
-    """Check that each of several models fits by itself; report whether all fit at the same time."""
+    """Check that each of several models fits by itself."""
     most, n_models = show_bytes(plan.capacity), len(plan.models)
     for one in plan.models:
         alone = one.weights.n_bytes + one.n_bytes
@@ -295,7 +294,7 @@ def check_together(plan: ModelsPlan) -> Finding:
 
 
 def check_model(settings: Settings) -> Iterator[Finding]:
-    """Check that the requested model loads, and report how it caches its layers."""
+    """Check that the model loads, and report its cache."""
     try:
         model, tokenizer = load(settings.model, any_chip=settings.any_chip)
         spec = model.cache_spec()
@@ -334,7 +333,7 @@ def check_weights(model: str) -> Iterator[Finding]:
 
 
 def check_calls(tokenizer: MLXTokenizer) -> Finding:
-    """Report which formats of tool calls and reasoning the program reads for this model."""
+    """Report the formats of tool calls and reasoning that the program reads."""
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 
     found = MLXChatFormat(tokenizer)
@@ -342,7 +341,7 @@ def check_calls(tokenizer: MLXTokenizer) -> Finding:
 
 
 def check_fit(pool: BlockPool, model: MLXBackend) -> Finding:
-    """Report the longest context, and how many agents of typical lengths fit in the pool."""
+    """Report the longest context, and how many agents fit in the pool."""
     from semantic.adapters.mlx.model.description import read_context
     from semantic.serve import context_limit
 
@@ -361,7 +360,7 @@ def check_fit(pool: BlockPool, model: MLXBackend) -> Finding:
 
 
 def check_adapter(model: str, adapter: NamedAdapter) -> Finding:
-    """Check that an adapter fits the requested model, and report the adapter's memory."""
+    """Check that an adapter fits the model, and report its memory."""
     try:
         found = describe_model(find_model(model), adapter=adapter.folder).adapter
     except SemanticError as error:
@@ -373,7 +372,7 @@ def check_adapter(model: str, adapter: NamedAdapter) -> Finding:
 
 
 def check_caches(model: MLXBackend) -> Finding:
-    """Report how this device stores the caches of a batch: for example in pages, or padded."""
+    """Report how this device stores the caches of a batch."""
     name = "caches"
     if model.in_pages:
         return Finding(name, "ok", "in pages")
@@ -404,7 +403,6 @@ def _lines(finding: Finding) -> list[str]:
 
 
 def _ragged(layers: Sequence[bool]) -> str:
-    """Return how many layers use this program's caches, and which layers use mlx-lm's caches."""
     if all(layers):
         return f"all {len(layers)} layers"
     if not any(layers):
@@ -424,7 +422,6 @@ def _budget(pool: BlockPool, spec: ModelCacheSpec) -> str:
 
 
 def _numbers(installed: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version, such as (0, 32, 4) for 0.32.4.dev1."""
     parts = itertools.takewhile(str.isdecimal, installed.split("."))
     return tuple(int(part) for part in parts)
 

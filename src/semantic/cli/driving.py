@@ -13,7 +13,7 @@ from semantic.ports.generation import Clock, EngineEvent, GenerationEnginePort
 
 @dataclass(slots=True)
 class Timing:
-    """The times when a request began, got its first token and ended, in seconds of the clock."""
+    """The seconds at which a request began, got its first token and ended."""
 
     submitted: float
     first_token: float | None = None
@@ -22,24 +22,24 @@ class Timing:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds until the first token; None before the first token."""
+        """Seconds until the first token, or None."""
         return None if self.first_token is None else self.first_token - self.submitted
 
     @property
     def total(self) -> float | None:
-        """Seconds from submission to the end; None before the end."""
+        """Seconds until the end, or None."""
         return None if self.ended is None else self.ended - self.submitted
 
     @property
     def decode_rate(self) -> float | None:
-        """Tokens per second after the first token; None with fewer than two tokens."""
+        """Tokens per second after the first token, or None below two tokens."""
         if self.first_token is None or self.ended is None or self.n_tokens < 2:  # noqa: PLR2004
             return None
         return (self.n_tokens - 1) / max(self.ended - self.first_token, 1e-9)
 
 
 class Driver:
-    """Submits requests to an engine and steps it until all requests have finished."""
+    """Runs requests on an engine until all have finished."""
 
     def __init__(self, engine: GenerationEnginePort, clock: Clock = time.perf_counter) -> None:
         self._engine = engine

@@ -1,11 +1,9 @@
-"""Where errors leave the process: one line on stderr and an exit code, never a traceback.
+"""Turns errors into one line on stderr and an exit code, never a traceback.
 
-Knows the branches of the error tree, but not what a command does.
-
-    0    success                       3    out of capacity: retry later or request less
-    1    a check failed                4    the operator must act
-    2    change the request            70   a bug
-                                       130  Ctrl-C
+0    success                       3    out of capacity: retry later or request less
+1    a check failed                4    the operator must act
+2    change the request            70   a bug
+                                   130  Ctrl-C
 """
 
 from __future__ import annotations
@@ -48,13 +46,13 @@ def print_error(message: object) -> None:
 
 
 def print_notice(message: object) -> None:
-    """Print a notice on stderr, on one line; the command continues."""
+    """Print a notice on stderr, on one line."""
     typer.echo(" ".join(str(message).split()), err=True)
 
 
 @contextmanager
 def process_edge() -> Iterator[None]:
-    """Print an exception of the `with` block, and end the process with the right exit code."""
+    """Print an exception of the `with` block, and end the process with its exit code."""
     try:
         yield
     except SemanticError as error:

@@ -1,6 +1,5 @@
-"""The `semantic` program: its commands, their groups, and its help as plain text. Commands import
-their dependencies when they run. typer's own help would import rich's markdown, syntax and
-traceback modules, which takes longer than all other imports."""
+"""The `semantic` program: its commands, and its help as plain text. Commands import their
+dependencies when they run."""
 
 from __future__ import annotations
 
@@ -49,8 +48,6 @@ class PlainGroup(TyperGroup):
 
 
 def _write_options(params: Sequence[Parameter], ctx: Context, formatter: HelpFormatter) -> None:
-    """Write the help of the arguments, then the help of the options under their headings. The
-    headings are in the order of their first options."""
     headings: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: []}
     for param in params:
         record = param.get_help_record(ctx)
@@ -77,11 +74,10 @@ _ORDER = (
     *("demo", "run", "chat", "serve", "doctor", "top", "memory"),
     *("agents", "cache", "config", "models", "fleet", "service", "launch"),
 )
-"""Order of commands in the help; commands and groups of other packages come last."""
+"""Order of commands in the help."""
 
 
 def _joined(tables: Sequence[CommandTable]) -> CommandTable:
-    """Join all tables; a group in several tables has the help text of the first."""
     groups: dict[str, tuple[str, dict[str, Command]]] = {}
     for name, (words, below) in (one for table in tables for one in table.groups.items()):
         known, commands = groups.get(name, (words, {}))
@@ -137,8 +133,6 @@ def group(
 def _defaults(
     commands: Mapping[str, Callable[..., None]], given: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return each command's defaults: the options `given` before the command. A command with a
-    repeatable `--model` gets a list."""
     if "model" not in given:
         return dict.fromkeys(commands, given)
     several = {**given, "model": [given["model"]]}
@@ -148,14 +142,13 @@ def _defaults(
 
 
 def _takes_several(function: Command) -> bool:
-    """Return whether the command's `--model` is repeatable."""
     hints = get_type_hints(function).values()
     options = [one for hint in hints if is_dataclass(hint) for one in fields(hint)]
     return any(one.name == "model" and "list[" in str(one.type) for one in options)
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
-    """Return whether the command line, not a variable or a default, sets the option `name`."""
+    """Return whether the command line itself sets the option `name`."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

@@ -1,6 +1,4 @@
-"""Options of commands, each declared once, as fields of a dataclass. `command` makes a typer
-command from a function whose parameters may be dataclasses of options: each field becomes an
-option. Knows typer and bootstrap's settings, but not what a command does."""
+"""Options of commands, as fields of dataclasses."""
 
 from __future__ import annotations
 
@@ -105,8 +103,8 @@ class CacheOptions:
     remote_store: RemoteStore = None
 
     def settings_of(self, model: str) -> Settings:
-        """Return bootstrap's settings for these options and `model`, which may be an alias. Raises
-        InvalidRequestError for a budget of 0 or less."""
+        """Return an engine's settings for these options. Raises InvalidRequestError for a budget of
+        0 or less."""
         if self.no_store and self.store is not None:
             raise InvalidRequestError("expected either --store or --no-store")
         return Settings(
@@ -128,8 +126,8 @@ class EngineOptions(CacheOptions):
     model: Annotated[str, option(MODEL)] = DEFAULT_MODEL
 
     def settings(self, adapter: str | None = None) -> Settings:
-        """Return the settings for the model, with the `adapter` from `--adapter`. Raises the same
-        errors as `settings_of`, plus InvalidRequestError for an adapter of another model."""
+        """Return the settings for the model and its `adapter`. Raises the same errors as
+        `settings_of`, and InvalidRequestError for an adapter of another model."""
         found = self.settings_of(self.model)
         return found if adapter is None else replace(found, adapter=self._adapter(adapter))
 
@@ -154,7 +152,7 @@ class StoreOptions:
     disk_gb: DiskGb = None
 
     def settings(self) -> Settings:
-        """Return bootstrap's settings for these options. Raises InvalidRequestError for a budget of
+        """Return an engine's settings for these options. Raises InvalidRequestError for a budget of
         0 or less."""
         return Settings(use_disk=True, store=self.store, disk_bytes=gib("--disk-gb", self.disk_gb))
 
@@ -165,15 +163,15 @@ class FleetOptions:
     fleet_secret_file: FleetSecretFile = None
 
     def settings(self, remote_bytes: int | None = None) -> Settings:
-        """Return bootstrap's settings for these options and the object store's budget."""
+        """Return an engine's settings for these options and the object store's budget."""
         return Settings(
             remote=self.remote_store, remote_bytes=remote_bytes, fleet_secret=self.fleet_secret_file
         )
 
 
 def gib(option: str, given: float | None) -> int | None:
-    """Return `given` GiB in bytes. Raises InvalidRequestError, which names `option`, if the size is
-    less than one byte or infinite."""
+    """Return `given` GiB in bytes. Raises InvalidRequestError, which names `option`, for less than
+    a byte or infinity."""
     if given is None:
         return None
     n_bytes = given * _GIB
@@ -183,13 +181,13 @@ def gib(option: str, given: float | None) -> int | None:
 
 
 def terabytes(given: float | None) -> int | None:
-    """Return `given` terabytes in bytes. A terabyte is 10^12 bytes, as in ratings of drives."""
+    """Return `given` terabytes (10^12 bytes) in bytes."""
     return None if given is None else int(given * 10**12)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How the engine samples the next token; greedy by default."""
+    """How to sample the next token; greedy by default."""
 
     temperature: Annotated[float, option(Flag(_SAMPLING, "0 is greedy."))] = 0.0
     top_p: Annotated[float, option(Flag(_SAMPLING, TOP_P_HELP))] = 1.0
@@ -201,8 +199,8 @@ class SamplingOptions:
     ] = None
 
     def params(self) -> SamplingParams:
-        """Return the engine's sampling parameters for these options. Raises InvalidRequestError for
-        a value out of range."""
+        """Return these options as sampling parameters. Raises InvalidRequestError for a value out
+        of range."""
         return SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -214,8 +212,8 @@ class SamplingOptions:
 
 
 class CommandTable(NamedTuple):
-    """The commands of a package by name. `commands` have options of the engine, commands in `apart`
-    lack these options. A group has a help text and commands."""
+    """The commands of a package by name. `commands` have the engine's options, commands in `apart`
+    do not. A group has a help text and commands."""
 
     commands: Mapping[str, Command]
     apart: Mapping[str, Command]
@@ -223,8 +221,7 @@ class CommandTable(NamedTuple):
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a typer command: it calls `function` within `process_edge` and has an option for each
-    field of the dataclass parameters."""
+    """Return a typer command. Each field of a dataclass parameter becomes an option."""
     hints = get_type_hints(function, include_extras=True)
     hints.pop("return", None)
     groups = {
@@ -250,8 +247,6 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def _spread(
     parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, type]
 ) -> inspect.Signature:
-    """Return a signature with the fields of each dataclass in place of the dataclass parameter.
-    Inherited fields come last."""
     flat: list[inspect.Parameter] = []
     for name, parameter in parameters.items():
         hint = hints[name]

@@ -1,5 +1,4 @@
-"""Progress bars for long work: a line for each bar, on stderr if stderr is a terminal. Knows the
-engine's events and the server's observer; does not know the engine's model or answers."""
+"""Progress bars on stderr, if it is a terminal."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
 _WIDE, _NARROW = 100, 50
-"""Terminal widths: bars are full from the first on, and show no rates below the second."""
+"""Terminal widths: full bars from the first on, no rates below the second."""
 _BAR, _SHORT_BAR = 40, 12
 _NAME_CHARACTERS = 40
-"""The most characters of an agent's name that stand before its bar."""
+"""Most characters of an agent's name before its bar."""
 
 
 class ProgressBar:
-    """One progress bar for a command, which `hide` removes. Hidden unless stderr is a terminal."""
+    """The progress bar of a command. Hidden unless stderr is a terminal."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
@@ -48,19 +47,19 @@ class ProgressBar:
         self.hide()
 
     def load(self, settings: Settings) -> App:
-        """Call `build_engine` behind a bar. If the disk tier fails, print a notice and continue
-        without the disk tier."""
+        """Build an engine behind a bar. If the disk tier fails, print a notice and continue without
+        it."""
         self.show(f"loading {settings.label}")
         app = build_engine(settings, print_store_unavailable)
         self.show("ready")
         return app
 
     def show(self, words: str) -> None:
-        """Show the bar with `words`, for work of unknown size."""
+        """Show `words` for work of unknown size."""
         self._show(_plain(words), 0, None)
 
     def expect(self, uid: str, prompt_tokens: int) -> None:
-        """Add a request's prompt tokens to the total, except the last one: prefill omits it."""
+        """Add a request's prompt tokens to the total. Prefill omits the last one."""
         self._total[uid] = prompt_tokens - 1
 
     def update(self, event: EngineEvent) -> None:
@@ -74,7 +73,7 @@ class ProgressBar:
             self._show_prefill()
 
     def prefill(self, uid: str, done: int, total: int) -> None:
-        """Show that prefill has computed `done` of `total` tokens of a request's prompt."""
+        """Show that prefill has computed `done` of `total` tokens."""
         self._done[uid], self._total[uid] = done, total
         self._show_prefill()
 
@@ -83,11 +82,11 @@ class ProgressBar:
         self._show(words, sum(self._done.values()), sum(self._total.values()))
 
     def advance(self, words: str, done: int, total: int) -> None:
-        """Show that `done` of `total` units of the work called `words` are finished."""
+        """Show that `done` of `total` units of work are finished."""
         self._show(_plain(words), done, total)
 
     def hide_from_stdout(self) -> None:
-        """Remove the bar before answers appear on the same terminal."""
+        """Remove the bar before answers appear on its terminal."""
         if sys.stdout.isatty():
             self.hide()
 
@@ -106,7 +105,7 @@ class ProgressBar:
 
 
 class ServerProgress:
-    """Implements the server's `Observer`: a bar for each prompt in prefill."""
+    """A bar for each prompt in prefill."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -143,14 +142,13 @@ class ServerProgress:
 
 
 def server_progress() -> ServerProgress | None:
-    """Return the bars of a server; None if stderr is not a terminal."""
+    """Return a server's progress bars, or None if stderr is not a terminal."""
     return ServerProgress(_new_progress(_token_speed)) if sys.stderr.isatty() else None
 
 
 @contextmanager
 def work_bar(words: str) -> Iterator[OnProgress]:
-    """Show a bar with `words`; yield the function that advances the bar. Until the first call of
-    that function, the bar only shows activity."""
+    """Show a bar with `words`, and yield the function that advances it."""
     with ProgressBar() as progress:
         progress.show(words)
         yield partial(progress.advance, words)
@@ -158,8 +156,8 @@ def work_bar(words: str) -> Iterator[OnProgress]:
 
 @contextmanager
 def download_bar(name: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar for `n_bytes` with speed and remaining time. Yield a function that advances the
-    bar and that any thread may call."""
+    """Show a bar for `n_bytes` with speed and remaining time. Yields a function that advances it,
+    from any thread."""
     from rich.progress import DownloadColumn, TransferSpeedColumn
 
     progress = _new_progress(lambda: DownloadColumn(binary_units=True), TransferSpeedColumn)
@@ -169,14 +167,12 @@ def download_bar(name: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
 
 
 def print_store_unavailable(error: StoreError) -> None:
-    """Print that caches stay in memory only, with the reason."""
+    """Print why caches stay in memory only."""
     print_notice(f"the disk store is off: {error}; caches stay in memory only")
 
 
 def _new_progress(*more: Callable[[], ProgressColumn], console: Console | None = None) -> Progress:
-    """Return bars on stderr that vanish at their end. The columns `more` precede the remaining
-    time. A bar takes one line: a narrow terminal cuts the words, a very narrow terminal omits
-    `more` and the time."""
+    """Return bars on stderr that vanish at their end. A narrow terminal cuts or omits columns."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -205,7 +201,6 @@ def _new_progress(*more: Callable[[], ProgressColumn], console: Console | None =
 
 
 def _token_speed() -> ProgressColumn:
-    """Return a column with a task's tokens per second, empty until the speed is known."""
     from rich.progress import ProgressColumn, Task
     from rich.text import Text
 
@@ -219,5 +214,5 @@ def _token_speed() -> ProgressColumn:
 
 
 def _plain(words: str) -> str:
-    """Return a client's or user's text without control characters and square brackets."""
+    """Return `words` without control characters and square brackets."""
     return "".join(c for c in words if c.isprintable()).replace("[", "(")

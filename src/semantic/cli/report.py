@@ -1,4 +1,4 @@
-"""Formats output: sizes, times, names and tables as text, and answers as JSON."""
+"""Formats output as text and as JSON."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _STEP = 1024
 _SPANS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 _NAME_CHARACTERS = 60
 _UNLIMITED = 1 << 20
-"""The width, in characters, of an imaginary terminal that is wider than any table."""
+"""The width of a terminal that is wider than any table."""
 _DAYS_SHOWN = 6
-"""How many days before today a list of written bytes shows."""
+"""Days in a list of written bytes."""
 
 
 def show_bytes(n_bytes: float) -> str:
-    """Return a size as text: 12.5 MiB."""
+    """Return a size as text, such as 12.5 MiB."""
     for unit in _UNITS[:-1]:
         if n_bytes < _STEP:
             return f"{n_bytes:.0f} {unit}" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
@@ -36,14 +36,14 @@ def show_bytes(n_bytes: float) -> str:
 
 
 def show_seconds(seconds: float | None) -> str:
-    """Return a duration as text: 12 ms or 1.23 s; a dash for None."""
+    """Return a duration as text, such as 12 ms or 1.23 s; a dash for None."""
     if seconds is None:
         return "-"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
 
 
 def show_age(since: float) -> str:
-    """Return the time since `since`, a Unix time, as text: 3 hours ago; "now" for a future time."""
+    """Return the time since a Unix time as text, such as 3 hours ago."""
     seconds = time.time() - since
     for unit, span in _SPANS:
         if seconds >= 2 * span:
@@ -52,13 +52,13 @@ def show_age(since: float) -> str:
 
 
 def show_name(name: str, *, whole: bool = False) -> str:
-    """Return a user's text with control characters escaped, cut to 60 characters unless `whole`."""
+    """Return a name with control characters escaped, cut to 60 characters unless `whole`."""
     plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
     return plain if whole or len(plain) <= _NAME_CHARACTERS else f"{plain[:_NAME_CHARACTERS]}…"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines of aligned columns, each as wide as its widest text."""
+    """Return rows as lines of aligned columns."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -123,7 +123,7 @@ def _wear_json(wear: Wear) -> Json:
 
 
 def store_lines(tiers: Sequence[StoreStats]) -> Iterator[str]:
-    """Yield the contents of `store_json` as lines of text; omits counts of 0."""
+    """Yield the contents of `store_json` as lines, without counts of 0."""
     for stats in tiers:
         size = f"{show_bytes(stats.n_bytes)} of {show_bytes(stats.max_bytes)}"
         yield (

@@ -1,6 +1,4 @@
-"""`semantic run`: answers one prompt, or all requests of a JSON Lines file in one batch. Checks the
-requests before loading the model. Writes answers as early as possible, in the order of the
-requests."""
+"""`semantic run`: answers one prompt, or all requests of a JSON Lines file in one batch."""
 
 from __future__ import annotations
 
@@ -92,7 +90,7 @@ def answer(
 
 
 def submit(app: App, driver: Driver, job: Job, progress: ProgressBar, *, chat: bool) -> str:
-    """Queue one job. The message of an error names the job's line in the file."""
+    """Queue one job. The message of an error names its line in the file."""
     try:
         tokens = job.tokens(app.tokenizer, chat=chat)
         uid = driver.submit(job.agent, tokens, job.max_tokens, job.sampling)
@@ -107,7 +105,7 @@ def submit(app: App, driver: Driver, job: Job, progress: ProgressBar, *, chat: b
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: a prompt or messages, and how to answer. `source` names file and line."""
+    """One request. `source` is its file and line."""
 
     agent: str
     prompt: str | None
@@ -117,15 +115,15 @@ class Job:
     source: str = ""
 
     def tokens(self, tokenizer: Tokenizer, *, chat: bool) -> list[int]:
-        """Return the prompt's token ids, rendered with the chat template if `chat`. Raises
-        InvalidRequestError if the model has no template or the template refuses the messages."""
+        """Return the prompt's token ids; `chat` applies the chat template. Raises
+        InvalidRequestError if that fails."""
         if chat or self.prompt is None:
             given = self.messages or (message("user", self.prompt or ""),)
             return tokenizer.render_chat(given)
         return tokenizer.encode(self.prompt)
 
     def problem(self, error: Exception) -> str:
-        """Return the error's message with the job's source before it."""
+        """Return the error's message after the job's source."""
         return f"{self.source}: {error}" if self.source else str(error)
 
 
@@ -141,8 +139,8 @@ def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]
 
 
 def parse_lines(text: str, source: str, defaults: Job) -> list[Job]:
-    """Return a job for each line that is not blank; `defaults` has values for missing fields.
-    Raises InvalidRequestError, which names the first malformed line."""
+    """Return a job for each line that is not blank. `defaults` has values for missing fields.
+    Raises InvalidRequestError for the first malformed line."""
     jobs = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -248,17 +246,17 @@ _FIELDS: Mapping[str, Callable[[Job, str, object], Job]] = {
 
 
 class Output(Protocol):
-    """Writes the answers of a batch, one after the other."""
+    """Writes the answers of a batch in order."""
 
     def text(self, text: str) -> None:
         """Write the next piece of the current answer."""
 
     def end(self, done: CompletedGeneration, timing: Timing, view: PoolView) -> None:
-        """End the current answer, which has succeeded."""
+        """End the current answer."""
 
 
 class PlainText:
-    """Writes only the answers' text, with a newline after each answer."""
+    """Writes the text of the answers, with a newline after each."""
 
     def text(self, text: str) -> None:
         write(text)
@@ -269,7 +267,7 @@ class PlainText:
 
 
 class JsonLines:
-    """Writes a JSON document in one line for each answer, once the answer is complete."""
+    """Writes a JSON document in one line for each complete answer."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -289,7 +287,7 @@ class _Answer:
 
 
 class AnswerQueue:
-    """Holds back events of one batch, so that `output` gets the answers in the order of `uids`."""
+    """Holds events back, so that `output` gets the answers in the order of `uids`."""
 
     def __init__(
         self, uids: Iterable[str], output: Output, pool: BlockPool, timings: Mapping[str, Timing]
@@ -309,7 +307,7 @@ class AnswerQueue:
         return bool(first.pieces) or first.done is not None
 
     def add(self, event: EngineEvent) -> None:
-        """Buffer the event's text, or the end of its answer."""
+        """Buffer the event's text or the end of its answer."""
         answer = self._answers[event.uid]
         if isinstance(event, TokenEvent):
             if event.text:
@@ -320,7 +318,7 @@ class AnswerQueue:
             answer.view = self._pool.view(event.agent_id)
 
     def flush(self) -> None:
-        """Write all buffered text whose turn in the order has come."""
+        """Write all buffered text that is next in order."""
         while self._pending:
             uid = self._pending[0]
             answer = self._answers[uid]

@@ -24,7 +24,7 @@ def write(text: str) -> None:
 
 
 def escape_unencodable() -> None:
-    """Make stdout and stderr write escapes for characters that their encoding lacks."""
+    """Make stdout and stderr escape characters that their encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -36,14 +36,13 @@ def read_stdin() -> str:
 
 
 def stdin_lines() -> Iterator[str]:
-    """Yield lines of stdin as they arrive, without line ends. Raises the same errors as
-    `read_stdin`."""
+    """Yield lines of stdin as they arrive. Raises the same errors as `read_stdin`."""
     for line in sys.stdin.buffer:
         yield decode(line, "stdin").rstrip("\r\n")
 
 
 def read_file(path: Path) -> str:
-    """Return the text of a file. Raises InvalidRequestError if unreadable or not in UTF-8."""
+    """Return the text of a file. Raises InvalidRequestError unless it is readable UTF-8."""
     try:
         return decode(path.read_bytes(), str(path))
     except OSError as error:
@@ -51,7 +50,7 @@ def read_file(path: Path) -> str:
 
 
 def decode(data: bytes, source: str) -> str:
-    """Decode UTF-8 and drop a byte order mark. Raises InvalidRequestError, naming `source`."""
+    """Decode UTF-8 without a byte order mark. Raises InvalidRequestError, which names `source`."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -73,7 +72,7 @@ def require_text(prompt: str) -> str:
 
 @contextmanager
 def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
-    """Call `action` on Ctrl-C, because KeyboardInterrupt could interrupt a step of the engine."""
+    """Call `action` on Ctrl-C: a KeyboardInterrupt could interrupt a step of the engine."""
     previous = signal.signal(signal.SIGINT, lambda *_: action())
     try:
         yield

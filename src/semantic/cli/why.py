@@ -1,6 +1,4 @@
-"""`semantic agents why`: how much of an agent's last prompt the cache contained, and why not more;
-with --prompt, the same for another prompt. Loads a tokenizer for --prompt and --text; never a
-model."""
+"""`semantic agents why`: how much of an agent's prompt the cache has, and why not more."""
 
 from __future__ import annotations
 
@@ -72,7 +70,7 @@ def why(
 
 
 def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[str]:
-    """Yield lines that compare a prompt, which is not submitted, with the agent's last prompt."""
+    """Yield lines that compare a prompt with the agent's last prompt."""
     name = show_name(agent.agent_id)
     yield (
         f"this prompt: {match.prompt_tokens} tokens; the first {match.common_tokens} are among the "
@@ -91,8 +89,8 @@ def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[
 
 
 def to_json(agent: Manifest, match: PromptMatch | None, read: TokenReader) -> Json:
-    """Return one document: the report on the last prompt and, as "prompt", the match of the given
-    prompt. "prompt" is null if no prompt is given."""
+    """Return a JSON document: the report on the last prompt, and the match of the given prompt or
+    null."""
     last = match_json(agent.match)
     if last is not None and agent.match is not None:
         last |= {
@@ -126,26 +124,26 @@ def _prompt_text(prompt: str) -> str:
 
 
 def _tokens(tokenizer: Tokenizer, agent: Manifest, text: str, *, raw: bool) -> tuple[int, ...]:
-    """Return the prompt that `text` makes: as a user message if the agent has a conversation."""
     prompt = None if raw else next_prompt(tokenizer, agent, text)
     return tuple(tokenizer.encode(text)) if prompt is None else prompt
 
 
 @dataclass(frozen=True, slots=True)
 class PromptMatch:
-    """How many first tokens of a prompt match an agent's tokens, and how many of these tokens the
-    store has. The first `common_tokens` tokens are equal. `present` is true for each block of these
-    tokens in the store; `stored_tokens` counts the tokens before the first missing block. Then the
-    agent has the token `expected` and the prompt has the token `got`; None where the agent's
-    tokens or the prompt end."""
+    """How much of a prompt matches an agent's tokens, and how much of it the store has."""
 
     prompt_tokens: int
     agent_tokens: int
     common_tokens: int
+    """The number of equal tokens at the start."""
     expected: int | None
+    """The agent's next token, or None."""
     got: int | None
+    """The prompt's next token, or None."""
     present: tuple[bool, ...]
+    """True for each stored block of the common tokens."""
     stored_tokens: int
+    """The tokens before the first missing block."""
 
     @property
     def n_missing(self) -> int:

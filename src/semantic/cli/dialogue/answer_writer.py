@@ -1,4 +1,4 @@
-"""Writes an answer to stdout as it streams, plain or as Markdown. Knows no agents or events."""
+"""Writes an answer to stdout as it streams, plain or as Markdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FENCE: Final = re.compile(r" {0,3}(```|~~~)")
 
 
 class AnswerWriter(Protocol):
-    """Writes one answer. The end of the `with` block restores the terminal, even after an error."""
+    """Writes one answer. The end of the `with` block restores the terminal."""
 
     def __enter__(self) -> object: ...
 
@@ -29,11 +29,11 @@ class AnswerWriter(Protocol):
         """Write more of the answer."""
 
     def end(self, mark: str) -> None:
-        """End the answer, and write `mark` after the answer."""
+        """End the answer, then write `mark`."""
 
 
 class PlainWriter:
-    """Writes only the text of an answer, without changes."""
+    """Writes the text of an answer unchanged."""
 
     def __enter__(self) -> Self:
         return self
@@ -51,8 +51,8 @@ class PlainWriter:
 
 
 class MarkdownWriter:
-    """Renders each complete paragraph, list or code block, and shows an incomplete block as plain
-    text. Reasoning is dim. Shows control characters from the model instead of sending them."""
+    """Renders each complete Markdown block, and shows an incomplete one as plain text. Escapes
+    control characters."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -99,7 +99,6 @@ class MarkdownWriter:
             self._console.print(Markdown(text, hyperlinks=False))
 
     def _show(self, text: str, style: str) -> None:
-        """Show the incomplete part at the bottom; of a long part, only the last lines."""
         from rich.live import Live
         from rich.text import Text
 
@@ -119,8 +118,7 @@ class MarkdownWriter:
 
 
 def complete_blocks(text: str) -> tuple[str, str]:
-    """Split `text` into its complete Markdown blocks, which further text cannot change, and the
-    remaining text. A block ends at an empty line outside fenced code."""
+    """Split `text` into its complete Markdown blocks and the remaining text."""
     fence, end, start = "", 0, 0
     for line in text.splitlines(keepends=True):
         start += len(line)
@@ -133,7 +131,7 @@ def complete_blocks(text: str) -> tuple[str, str]:
 
 
 def answer_writer() -> AnswerWriter:
-    """Return the writer for stdout: Markdown if stdout is a terminal that can move the cursor."""
+    """Return the writer for stdout: Markdown for a terminal, else plain text."""
     if not sys.stdout.isatty():
         return PlainWriter()
     from rich.console import Console

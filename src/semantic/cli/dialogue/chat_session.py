@@ -1,5 +1,4 @@
-"""ChatSession: the conversation with one agent. Each line of input is a message or a command. Knows
-the library's engine, but not where lines come from."""
+"""The conversation with one agent. Each line of input is a message or a command."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class ChatSession:
 
     def handle(self, line: str) -> bool:
         """Carry out a command or send a message. Returns False after /exit. Raises SemanticError on
-        failure, without changing the conversation."""
+        failure."""
         text = line.strip()
         if not text:
             return True
@@ -65,15 +64,15 @@ class ChatSession:
         return True
 
     def cancel(self) -> None:
-        """Cancel the current answer at the next step. A signal handler may call this method."""
+        """Cancel the current answer. A signal handler may call this."""
         self._is_cancelled = True
         if self._stream is not None:
             self._stream.cancel()
 
     def begin(self, system: str | None, *, new: bool) -> None:
-        """Continue the agent's stored conversation, unless `new`, and show the last answer on a
-        terminal. Without a stored conversation, begin one with the system message `system`. Raises
-        InvalidRequestError if the stored conversation began with another system message."""
+        """Continue the agent's stored conversation, unless `new`. Without one, begin with the
+        system message `system`. Raises InvalidRequestError if the stored conversation has another
+        system message."""
         if new:
             self._agent.forget()
         name = show_name(self._agent.name)
@@ -155,7 +154,6 @@ class ChatSession:
         write(f"{len(messages)} messages in {path}\n")
 
     def _usage(self) -> Iterator[str]:
-        """Yield the size of the agent's cache, the cost of the last turn, and the store's size."""
         name = show_name(self._agent.name)
         try:
             summary = self._agent.info().summary

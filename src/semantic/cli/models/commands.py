@@ -1,4 +1,4 @@
-"""`semantic models`: lists, shows, downloads and deletes models, and gives models short names."""
+"""`semantic models`: lists, shows, downloads and deletes models."""
 
 from __future__ import annotations
 
@@ -201,8 +201,6 @@ MODEL_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def _on_hub(name: str) -> RemoteModel:
-    """Return the hub's model for `name`. Raises the same errors as `find_remote`; the message also
-    suggests a similar name."""
     hub_id = hub_id_of(name)
     try:
         return find_remote(hub_id)
@@ -222,7 +220,6 @@ def _did_you_mean(name: str) -> str:
 
 
 def _require_usable(facts: ModelFacts) -> None:
-    """Raise OperatorError or CapacityError for a model that does not load on this machine."""
     name, capacity = facts.place.name, facts.capacity
     if capacity is None:
         raise OperatorError(f"{name}: {facts.problem}; --anyway fetches it")
@@ -300,7 +297,6 @@ def _where(place: Place) -> str:
 
 
 def _forms(found: ModelDescription) -> str:
-    """Return the kinds of layers' caches as text, such as "24 window of 1024 + 4 full"."""
     texts = [
         f"{form.layers} {form.kind}{f' of {form.window}' if form.window else ''}"
         for form in found.forms
@@ -309,7 +305,6 @@ def _forms(found: ModelDescription) -> str:
 
 
 def _holds(facts: ModelFacts) -> Iterator[str]:
-    """Yield sentences about the memory that the model needs here."""
     capacity = facts.capacity
     if capacity is None:
         yield f"the memory it needs is unknown: {facts.problem}"

@@ -1,5 +1,4 @@
-"""Facts about a model that is not loaded: its files, its caches, and how many agents of the model
-fit on this machine. Knows the package's model, folders and the hub; prints nothing."""
+"""Facts about models that are not loaded: their files and their memory."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.model.description import ModelDescription
 
 AGENT_TOKENS = 32 * 1024
-"""The number of tokens that an agent has when counting how many agents fit."""
+"""The tokens of an agent when counting how many agents fit."""
 
 _WEIGHTS = "*.safetensors"
 
@@ -31,9 +30,8 @@ Source = Literal["package", "folder", "hub's cache", "hub"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place and size of a model's files. `folder` is None if the model is only on the hub.
-    `missing` is true if the model lacks files that only the hub has; then `weights_bytes` is the
-    size of all weights, or None if unknown."""
+    """The place and size of a model's files. `folder` is None for a model on the hub. `missing` is
+    true for an incomplete model. `weights_bytes` is None if unknown."""
 
     name: str
     source: Source
@@ -46,8 +44,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The bytes that a model needs on this machine, and how many agents with 32k tokens each fit.
-    Each token costs `token_bytes`; an agent's windows and states cost `fixed_bytes`."""
+    """The bytes that a model needs, and how many agents of 32k tokens fit. A token needs
+    `token_bytes`, an agent `fixed_bytes` besides."""
 
     token_bytes: int
     fixed_bytes: int
@@ -61,7 +59,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model: its place, kind and memory, or the `problem` that hides these facts."""
+    """A model's place, kind and memory, or the `problem` with reading them."""
 
     place: Place
     aliases: tuple[str, ...] = ()
@@ -93,7 +91,7 @@ class ModelFacts:
 
 
 def local_models(folders: Sequence[Path], pool_bytes: int | None) -> Iterator[ModelFacts]:
-    """Yield facts of the package's model, and of models in the hub's cache, folders and aliases."""
+    """Yield facts of all models on this machine."""
     names = aliases_of_models()
     for place in _local_places(folders, names):
         yield facts_of(place, names, pool_bytes)
@@ -102,7 +100,7 @@ def local_models(folders: Sequence[Path], pool_bytes: int | None) -> Iterator[Mo
 def facts_of(
     place: Place, aliases: Mapping[str, Sequence[str]], pool_bytes: int | None
 ) -> ModelFacts:
-    """Return the facts about the model in `place`, read from its configuration."""
+    """Return the facts about the model in `place`."""
     own = tuple(aliases.get(place.name, ()))
     if place.folder is None or (place.missing and place.weights_bytes is None):
         return ModelFacts(place, own, problem="its files are incomplete")
@@ -110,8 +108,7 @@ def facts_of(
 
 
 def remote_facts(model: RemoteModel, pool_bytes: int | None) -> ModelFacts:
-    """Return the facts about a model that the hub has; downloads its configuration. Raises the same
-    errors as `look_up`."""
+    """Return the facts about a model on the hub. Raises the same errors as `look_up`."""
     from semantic.adapters.hub.remote import remote_config
 
     place = Place(model.hub_id, "hub", None, model.n_bytes, model.commit, True, model.weights_bytes)
@@ -121,8 +118,8 @@ def remote_facts(model: RemoteModel, pool_bytes: int | None) -> ModelFacts:
 
 
 def find_place(name: str) -> Place | None:
-    """Return the place of the model called `name`; None for a hub id that the hub's cache lacks.
-    Raises ModelNotFoundError if `name` is neither a model folder nor a hub id."""
+    """Return the place of a model, or None for a hub id outside the cache. Raises
+    ModelNotFoundError if `name` is neither a folder nor a hub id."""
     from semantic.adapters.mlx.model.provider import find_local
 
     model = model_of(name)
@@ -143,7 +140,7 @@ def hub_id_of(name: str) -> str:
 
 
 def aliases_of_models() -> dict[str, list[str]]:
-    """Return the aliases of each model with an alias. Raises the same errors as `read_aliases`."""
+    """Return the aliases of each model. Raises the same errors as `read_aliases`."""
     from semantic.adapters.hub.aliases import read_aliases
 
     names: dict[str, list[str]] = {}

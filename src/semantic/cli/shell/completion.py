@@ -1,8 +1,7 @@
-"""Completes names of agents and models in a shell, for `semantic --install-completion`.
+"""Completes names of agents and models in a shell.
 
-Completing takes little time; a list is short, and empty if a store or folder is not readable. A
-list contains only words without special characters: clients name agents, and a shell may evaluate
-completions. Knows nothing about stores or models.
+Returns only words without special characters: clients name agents, and a shell may evaluate
+completions.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Return names of models: the model inside the package, aliases, and the models in the hub's
-    cache. The shell itself completes folders."""
+    """Return names of models: aliases and the models in the hub's cache."""
     from semantic.composition.engine_settings import DEFAULT_MODEL
 
     names = [DEFAULT_MODEL, *_aliases(), *sorted(_cached_models())]
@@ -48,7 +46,6 @@ def complete_models(incomplete: str) -> list[str]:
 
 
 def _given_store(ctx: typer.Context) -> Path | None:
-    """Return the folder that --store names before or after the command; None without --store."""
     contexts = [ctx, *([ctx.parent] if ctx.parent else []), ctx.find_root()]
     given = (one.params.get("store") for one in contexts)
     return next((Path(store) for store in given if isinstance(store, str | Path)), None)
@@ -65,7 +62,6 @@ def _aliases() -> list[str]:
 
 
 def _cached_models() -> Iterator[str]:
-    """Yield the hub ids of the folders in the hub's cache."""
     try:
         with os.scandir(_hub_cache()) as entries:
             for entry in islice(entries, _MOST_ENTRIES):
@@ -76,7 +72,7 @@ def _cached_models() -> Iterator[str]:
 
 
 def _hub_cache() -> Path:
-    """Return huggingface_hub's folder of models without importing that slow package."""
+    """Return the hub's cache folder without importing huggingface_hub, which is slow."""
     if given := os.environ.get("HF_HUB_CACHE"):
         return Path(given)
     if given := os.environ.get("HF_HOME"):
