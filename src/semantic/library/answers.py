@@ -1,5 +1,4 @@
-"""Answers of the library: whole, or as streams of text in the same pieces as a server's streams.
-Knows nothing about engines or agents."""
+"""Answers of the library, whole or as streams."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from semantic.domain.errors import BackendError
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A whole answer of `agent`. `finish_reason` is "stop", "length", "tool_calls" or "cancelled".
-    `stop_string` is the text that ended the answer; None if no stop string did."""
+    `stop_string` is the text that ended the answer, or None."""
 
     agent: str
     message: Message
@@ -31,7 +30,7 @@ class Answer:
 
     @property
     def reasoning(self) -> str:
-        """The model's reasoning before the answer; "" if there is no reasoning."""
+        """The model's reasoning before the answer, or ""."""
         return self.message.reasoning
 
     @property
@@ -46,12 +45,12 @@ class Answer:
 
     @property
     def cached_tokens(self) -> int:
-        """Number of prompt tokens that the engine reused from a cache."""
+        """Number of prompt tokens from a cache."""
         return self.usage.cached
 
     @property
     def why(self) -> str:
-        """A sentence with the reason why the engine did not reuse more of the prompt."""
+        """A sentence that says why the cache had no more of the prompt."""
         match = self.usage.match
         return "" if match is None else cache_miss_reason(match)
 
@@ -60,8 +59,8 @@ class Answer:
 
 
 class AsyncAnswerStream:
-    """An answer as it arrives: iterate over the stream for the text, or over `events` for all
-    events. For methods without a docstring see `AnswerStream`."""
+    """An answer as it arrives. Iterate over the stream for its text, or over `events` for all
+    events. See `AnswerStream` for the methods."""
 
     def __init__(
         self,
@@ -70,8 +69,8 @@ class AsyncAnswerStream:
         answer: Callable[[], Answer | None],
         cancel: Callable[[], Awaitable[object]],
     ) -> None:
-        """`started` is the answer's first event, `events` are all later events. `answer` returns
-        the whole answer once `events` has finished; `cancel` ends `events`."""
+        """`started` is the first event, `events` are the later ones. `answer` returns the whole
+        answer at the end; `cancel` ends `events`."""
         self._started: AnswerEvent | None = started
         self._events = events
         self._answer = answer

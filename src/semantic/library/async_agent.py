@@ -1,6 +1,4 @@
-"""AsyncAgent: an agent's conversation and its cache, with methods for both. The store keeps the
-messages with the cache, so that another process can continue the conversation. Knows the served
-model; knows nothing about threads or transports."""
+"""`AsyncAgent`: an agent's conversation and its cache."""
 
 from __future__ import annotations
 
@@ -48,9 +46,8 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 async def write_archive(path: Path, pieces: AsyncIterable[bytes]) -> None:
-    """Write `pieces` to the file `path`, readable only by its owner; on failure an earlier file
-    stays unchanged. Raises OperatorError if the file cannot be written, plus the errors of
-    `pieces`."""
+    """Write `pieces` to the file `path`, readable only by its owner. A failure leaves an earlier
+    file unchanged. Raises OperatorError if writing fails, and the errors of `pieces`."""
     with _named(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         unfinished = Path(name)
@@ -66,8 +63,8 @@ async def write_archive(path: Path, pieces: AsyncIterable[bytes]) -> None:
 
 
 async def read_archive(path: Path) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of a file in pieces of at most 1 MiB. Raises InvalidRequestError if the file
-    cannot be read."""
+    """Yield a file in pieces of at most 1 MiB. Raises InvalidRequestError for an unreadable
+    file."""
     try:
         with path.open("rb") as file:
             while piece := await asyncio.to_thread(partial(file.read, _PIECE_BYTES)):
@@ -85,19 +82,17 @@ def _named(path: Path) -> Iterator[None]:
 
 
 _TURNS_TO_CLOSE: Final = 32
-"""How many turns of the event loop to wait for a dropped stream, whose generators need about five
-to close."""
+"""Iterations of the event loop that a dropped stream may need to close."""
 
 
 class AsyncAgent:
-    """An agent, as `AsyncEngine.agent` returns it. For methods without a docstring see `Agent`."""
+    """An agent, as `AsyncEngine.agent` returns it. See `Agent` for the methods."""
 
     def __init__(
         self, name: str, serving: Callable[[], Serving], agents: dict[str, AsyncAgent]
     ) -> None:
-        """`serving` returns the loaded model and raises BackendError once the engine is closed.
-        `agents` maps names to the engine's agents; `fork` adds an entry to `agents`. Raises
-        InvalidRequestError for an invalid `name`."""
+        """`serving` returns the loaded model, and raises BackendError once the engine is closed.
+        `fork` adds the new agent to `agents`. Raises InvalidRequestError for an invalid `name`."""
         require_id(name)
         self.name = name
         self._loaded = serving
@@ -210,8 +205,8 @@ class AsyncAgent:
         return self._loaded()
 
     def begin(self, system: str) -> None:
-        """Set the first system message of the conversation. Raises InvalidRequestError if the
-        conversation began with another system message."""
+        """Set the first system message. Raises InvalidRequestError if the conversation began with
+        another one."""
         if self._messages is None or not self._messages:
             self._system, self._messages = system, _begun(system) if self._messages == () else None
         elif _system_of(self._messages) != system:
@@ -223,8 +218,6 @@ class AsyncAgent:
     async def _answered(
         self, messages: Messages, options: ChatOptions, turn: _Turn
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """Yield the events of an answer; update the conversation when the events end or the caller
-        closes the generator."""
         keep = options.get("keep", True)
         async with self._answering(keep=keep):
             asked = await self._asked(messages)
@@ -246,7 +239,7 @@ class AsyncAgent:
 
     @asynccontextmanager
     async def _answering(self, *, keep: bool) -> AsyncGenerator[None, None]:
-        """Allow only one turn with `keep` at a time; turns without `keep` change nothing."""
+        """Allow only one turn with `keep` at a time."""
         if not keep:
             yield
             return
@@ -258,8 +251,8 @@ class AsyncAgent:
             self._is_answering = False
 
     async def _require_idle(self) -> None:
-        """Raise InvalidRequestError if the agent still answers after `_TURNS_TO_CLOSE` iterations
-        of the event loop. The loop needs several iterations to close a dropped stream."""
+        """Raise InvalidRequestError while the agent answers. A dropped stream needs several
+        iterations of the event loop to close."""
         for _ in range(_TURNS_TO_CLOSE):
             if not self._is_answering:
                 return
@@ -273,8 +266,6 @@ class AsyncAgent:
 
 
 class _Turn:
-    """One answer, collected as its events arrive."""
-
     def __init__(self, agent: str) -> None:
         self._agent = agent
         self._collected = AnswerMessage()
@@ -283,7 +274,6 @@ class _Turn:
         self.uid = ""
 
     def add(self, event: AnswerEvent) -> None:
-        """Add the next event. Raises BackendError if the event ends a failed answer."""
         match event:
             case AnswerStarted():
                 self.uid = event.uid
@@ -301,16 +291,13 @@ class _Turn:
 
     @property
     def message(self) -> Message:
-        """Return the answer so far as a message."""
         return self._collected.message
 
     @property
     def is_answered(self) -> bool:
-        """True if the answer has text or calls and has not failed."""
         return self._has_begun
 
     def answer(self) -> Answer | None:
-        """The whole answer; None before the end."""
         if self._end is None:
             return None
         end = self._end

@@ -1,5 +1,4 @@
-"""AsyncEngine: a model for programs on an event loop, with its agents as objects. The engine serves
-its program as a server serves clients. Knows nothing about transports."""
+"""`AsyncEngine`: a model and its agents for programs with an event loop."""
 
 from __future__ import annotations
 
@@ -30,19 +29,19 @@ from semantic.serve import ServeSettings, adapted
 from semantic.serve_models import ResidentModels, load_resident
 
 _ALL_AGENTS: Final = 1 << 40
-"""A number of agents greater than any store holds."""
+"""A number of agents greater than any store has."""
 
 
 class AsyncEngine:
-    """A model that computes no agent's tokens twice, for a program on an event loop.
+    """A model that computes no agent's tokens twice, for programs with an event loop.
 
         async with AsyncEngine() as engine:
             answer = await engine.chat("ada", "My name is Ada.")
             async for text in await engine.chat("ada", "What is my name?", stream=True):
                 print(text, end="")
 
-    Use an engine from one event loop; any number of tasks may call its methods. For methods without
-    a docstring see `Engine`, the same class for programs without an event loop.
+    Use an engine on one event loop. Any number of tasks may call its methods. See `Engine` for the
+    methods.
     """
 
     def __init__(
@@ -54,9 +53,9 @@ class AsyncEngine:
         on_store_unavailable: OnStoreUnavailable | None = None,
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
-        """The arguments are the same as for `Engine`. `async with` or `start` loads the model.
-        Raises InvalidRequestError for an invalid adapter name, for `store` with `Settings`, and for
-        `adapters` with `Settings` that have an adapter."""
+        """See `Engine` for the arguments. `async with` or `start` loads the model. Raises
+        InvalidRequestError for an invalid adapter name, and for arguments that contradict
+        `Settings`."""
         self._settings = serve_settings(model, store, max_context, adapters or {})
         self._on_store_unavailable = on_store_unavailable
         self._loaded: ResidentModels | None = None
@@ -211,8 +210,7 @@ def serve_settings(
     max_context: int | None,
     adapters: Mapping[str, str | Path],
 ) -> list[ServeSettings]:
-    """Return the arguments of `AsyncEngine` as the settings that `load_resident` expects. The queue
-    has no limit, because the program is the only client."""
+    """Return the arguments of `AsyncEngine` as settings. The queue has no limit."""
     if isinstance(model, Settings) and store is not False:
         raise InvalidRequestError("expected Settings or a store, got both")
     if isinstance(model, str):
@@ -231,7 +229,6 @@ async def _answer(agent: AsyncAgent, messages: Messages, options: ChatOptions) -
 
 
 def _require_different(batch: Sequence[AsyncAgent]) -> None:
-    """Raise InvalidRequestError if two requests of `batch` are for the same agent."""
     seen: set[AsyncAgent] = set()
     for one in batch:
         if one in seen:

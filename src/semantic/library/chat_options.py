@@ -1,5 +1,4 @@
-"""The arguments of the library's methods, and their conversion to an `Ask`. Knows the domain's
-values, but no engines."""
+"""The arguments of the library's methods."""
 
 from __future__ import annotations
 
@@ -15,20 +14,18 @@ from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
 
 Messages: TypeAlias = str | Sequence[Message | Mapping[str, object]]
-"""The user's next message as text, or a whole conversation as a list of messages. A message may be
-a mapping with `role` and `content`."""
+"""The user's next message as text, or a whole conversation as messages. A message may be a mapping
+with `role` and `content`."""
 
 
 class ChatOptions(TypedDict, total=False):
     """Options of an answer. The model supplies the defaults.
 
-    Sampling: `temperature` (0 is greedy), `top_p`, `top_k`, `min_p`, `seed` and `stop` (texts that
-    end the answer), or all of them as `sampling`. `max_tokens` limits the answer; by default the
-    answer may fill the context. The model may call `tools` as `tool_choice` says, several times in
-    one answer unless `parallel_tool_calls` is False. `schema` is a JSON schema that the answer must
-    match. `thinking_tokens` limits reasoning; 0 allows none. Without `keep` the agent stays
-    unchanged. `template_options` go to the chat template. `done`, `back_in` (seconds) and
-    `priority` are hints about the agent, see `Hints`; they change no answer.
+    A `temperature` of 0 is greedy. `stop` are texts that end the answer. `sampling` has all
+    sampling parameters at once. `max_tokens` limits the answer; by default it may fill the context.
+    `schema` is a JSON schema for the answer. `thinking_tokens` limits reasoning; 0 allows none.
+    Without `keep`, the agent does not change. `template_options` go to the chat template. `done`,
+    `back_in` (seconds) and `priority` are hints, see `Hints`.
     """
 
     max_tokens: int
@@ -56,8 +53,7 @@ _KNOWN: Final = tuple(ChatOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a batch: the agent's name, its next message or whole conversation, the options
-    of the answer, and the model."""
+    """One request of a batch, with the options of its answer."""
 
     agent: str
     messages: Messages
@@ -66,7 +62,8 @@ class Request:
 
 
 def conversation(messages: Messages) -> tuple[Message, ...]:
-    """Return messages in the domain's form. Raises InvalidRequestError if empty or malformed."""
+    """Return messages in the domain's form. Raises InvalidRequestError for an empty or malformed
+    list."""
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequestError(f"expected a string or a list of messages, got {messages!r:.80}")
     return tuple(message_of(one) for one in messages)
@@ -93,8 +90,8 @@ def check_options(options: ChatOptions) -> None:
 def ask_for(
     agent: str, messages: Sequence[Message], options: ChatOptions, sampling: SamplingParams
 ) -> Ask:
-    """Return the request for an answer to `messages`; `sampling` holds the model's defaults. Raises
-    InvalidRequestError for a value that is out of range."""
+    """Return the request for an answer to `messages`. `sampling` has the model's defaults. Raises
+    InvalidRequestError for a value out of range."""
     schema = options.get("schema")
     chat = Chat(
         tuple(messages),

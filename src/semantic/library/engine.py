@@ -1,5 +1,4 @@
-"""Engine and Agent: the library for programs without an event loop. Each method runs the
-`AsyncEngine` or `AsyncAgent` method of the same name, on an event loop in another thread."""
+"""`Engine` and `Agent`: the library for programs without an event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class Engine:
                 print(text, end="")
 
     The constructor loads the model. Any thread may use the engine. `AsyncEngine` is the same class
-    for programs on an event loop.
+    for programs with an event loop.
     """
 
     def __init__(
@@ -49,21 +48,20 @@ class Engine:
         on_store_unavailable: OnStoreUnavailable | None = None,
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
-        """`model` is a folder, a hub id, an alias, the model inside the package, or `Settings`,
-        which also include the store and all budgets.
+        """`model` is a folder, a hub id, an alias or `Settings`. By default it is the model inside
+        the package.
 
         `adapters` maps names to folders with adapters that mlx-lm trained. Each adapter makes
-        another model, `base+name`, on the same weights, with an equal part of the pool: see
-        `agent`.
+        another model, `base+name`, on the same weights.
 
-        If `store` is a folder, agents outlive the process; True means the command line's folder,
+        With a folder as `store`, agents outlive the process. True means the command line's folder,
         which only one process at a time may use. `max_context` limits a prompt plus its answer, in
-        tokens. `on_store_unavailable` is called with the reason if the store is not usable; without
-        `on_store_unavailable` the constructor raises StoreError.
+        tokens. `on_store_unavailable` receives the reason if the store is not usable; without it,
+        the constructor raises StoreError.
 
         Raises ModelNotFoundError, UnsupportedModelError, and OperatorError if MLX is not usable.
-        Raises InvalidRequestError for an invalid adapter name, for `store` with `Settings`, and for
-        `adapters` with `Settings` that have an adapter.
+        Raises InvalidRequestError for an invalid adapter name, and for arguments that contradict
+        `Settings`.
         """
         self._engine = AsyncEngine(
             model,
@@ -81,13 +79,11 @@ class Engine:
                 self._loop.close()
 
     def flush(self) -> None:
-        """Return once every agent is on disk as of its last turn, if the engine has a store.
-        `close` does the same."""
+        """Return once every agent's last turn is on disk. `close` does the same."""
         self._loop.run(self._engine.flush())
 
     def close(self) -> None:
-        """Cancel running requests, save every agent, and end all threads. A second call only waits
-        until the first has finished."""
+        """Cancel running requests, save every agent, and end all threads."""
         with self._closing:
             if self._engine.is_loaded:
                 self._loop.run(self._engine.close())
@@ -140,9 +136,9 @@ class Engine:
         model: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> Answer | AnswerStream:
-        """Answer an agent's next message (a text) or a whole conversation (messages). With `stream`
-        the caller iterates over the text as it arrives. `model` is the same as for the method
-        `agent`; options and errors are the same as for `Agent.chat`."""
+        """Answer an agent's next message (a text) or a whole conversation (messages). With
+        `stream`, iterate over the text as it arrives. `model` is as for `agent`; options and errors
+        are as for `Agent.chat`."""
         asked = self.agent(agent, model=model)
         if stream:
             return asked.chat(messages, stream=True, **options)
@@ -151,29 +147,25 @@ class Engine:
     def run_batch(
         self, requests: Iterable[tuple[str, Messages] | Request], **options: Unpack[ChatOptions]
     ) -> list[Answer]:
-        """Answer many requests in one batch, and return the answers in the order of the requests. A
-        request is a pair of an agent's name and its messages, or a `Request`, whose own options
-        override `options`. The engine computes common prefixes once. Raises InvalidRequestError,
-        before any work, if two requests name the same agent. If a request fails, raises its error
-        once all other requests have finished."""
+        """Answer many requests in one batch; return the answers in the same order. A request is a
+        pair of an agent's name and its messages, or a `Request`. Raises InvalidRequestError if two
+        requests name the same agent. Raises a failed request's error at the end."""
         return self._loop.run(self._engine.run_batch(requests, **options))
 
     def count_tokens(self, messages: Messages) -> int:
-        """Return how many prompt tokens a message (a text) or a conversation (messages) has. Raises
-        InvalidRequestError for invalid messages, and for a model without a chat template."""
+        """Return the number of prompt tokens of a message (a text) or a conversation (messages).
+        Raises InvalidRequestError for invalid messages, and without a chat template."""
         return self._loop.run(self._engine.count_tokens(messages))
 
     def agent(self, name: str, *, system: str | None = None, model: str | None = None) -> Agent:
-        """Return the agent `name`, which may be known, saved in the store, or new. Computes
-        nothing. With adapters, `model` is a name in `models` or an adapter's name; by default the
-        base model. Each model has its own agents. Raises InvalidRequestError for an invalid name or
-        if the agent's conversation began with another system message than `system`, and
-        ModelNotFoundError for an unknown model."""
+        """Return the agent `name`, which may be new. `model` is one of `models`, by default the
+        base model. Raises ModelNotFoundError for an unknown model, and InvalidRequestError for an
+        invalid name or a different system message."""
         return Agent(self._engine.agent(name, system=system, model=model), self._loop)
 
     def agents(self, model: str | None = None) -> Sequence[AgentSummary]:
-        """Return all agents of a model that have had a turn: first the agents with a request, then
-        the other agents, last used first."""
+        """Return all agents of a model that have had a turn. Agents with a request come first, then
+        the last used."""
         return self._loop.run(self._engine.agents(model))
 
     def stores(self) -> Sequence[StoreStats]:
@@ -183,18 +175,16 @@ class Engine:
     def import_agent(
         self, path: str | Path, name: str | None = None, *, model: str | None = None
     ) -> Agent:
-        """Import an agent from a file that `Agent.export` wrote, under `name` or else the name in
-        the file. The engine checks every byte before it stores anything. Import only files that you
-        trust: checksums detect damage, not forged contents. Raises InvalidRequestError if the name
-        is taken, the agent belongs to another model or the file is damaged. Raises CapacityError if
-        the store lacks space for the agent."""
+        """Import an agent from a file that `Agent.export` wrote. Import only trusted files:
+        checksums do not detect forged contents. Raises InvalidRequestError if the name is taken or
+        the file is damaged, and CapacityError if the store lacks space."""
         work = self._engine.import_agent(path, name, model=model)
         return Agent(self._loop.run(work), self._loop)
 
 
 class Agent:
-    """An agent: a conversation, and the cache of all its tokens. `Engine.agent` returns an agent.
-    An agent runs one turn at a time; different agents can answer at the same time."""
+    """An agent: a conversation and its cache. An agent runs one turn at a time; different agents
+    can answer at once."""
 
     def __init__(self, agent: AsyncAgent, loop: _LoopThread) -> None:
         self._agent = agent
@@ -223,14 +213,13 @@ class Agent:
     ) -> Answer | AnswerStream:
         """Answer the agent's next message (a text), or a whole conversation (messages).
 
-        A text continues the agent's conversation; with a store, also a conversation from an earlier
-        process. Messages replace the conversation. Texts and messages reuse cached tokens. With
-        `stream` the caller iterates over the text as it arrives. `options` are the fields of
-        `ChatOptions`: `max_tokens`, `temperature`, `seed`, `stop`, `tools`, `schema` and others.
+        A text continues the agent's conversation, also from an earlier process if there is a store.
+        Messages replace the conversation. Both reuse cached tokens. With `stream`, iterate over the
+        text as it arrives. `options` are the fields of `ChatOptions`.
 
-        Raises InvalidRequestError for invalid messages or options, and while the agent answers;
-        ContextOverflowError if the context is too small; BackendError if the model fails. An error
-        leaves the conversation as it was.
+        Raises InvalidRequestError for invalid messages or options, and while the agent answers.
+        Raises ContextOverflowError if the context is too small, and BackendError if the model
+        fails. An error leaves the conversation unchanged.
         """
         if stream:
             found = self._loop.run(self._agent.chat(messages, stream=True, **options))
@@ -238,60 +227,54 @@ class Agent:
         return self._loop.run(self._agent.chat(messages, **options))
 
     def history(self) -> tuple[Message, ...]:
-        """Return the messages of the conversation so far. Raises InvalidRequestError if a server
-        saved the agent, because the store then lacks its messages. Also raises if the conversation
-        began with another system message than `Engine.agent` got."""
+        """Return the messages of the conversation. Raises InvalidRequestError if a server saved the
+        agent, or if the system message differs."""
         return self._loop.run(self._agent.history())
 
     def set_system(self, text: str | None) -> None:
-        """Continue with another system message; None removes the system message. The engine
-        computes the next prompt from the first changed token on."""
+        """Continue with another system message, or with none."""
         self._loop.run(self._agent.set_system(text))
 
     @property
     def cached_tokens(self) -> int:
-        """The number of cached tokens from the start of the conversation: a prompt that begins with
-        these tokens reuses their cache. 0 for an agent without a turn."""
+        """The number of cached tokens from the start of the conversation."""
         return self._loop.run(self._agent.cached_tokens())
 
     def info(self) -> AgentDetail:
-        """Return the agent's tokens, bytes, parent and blocks, and the places of each block. Raises
-        AgentNotFoundError for an agent without a turn."""
+        """Return the agent's tokens, bytes, parent and blocks. Raises AgentNotFoundError for an
+        agent without a turn."""
         return self._loop.run(self._agent.info())
 
     def why(self) -> str:
-        """Return a text that says how much of the last prompt the engine reused, and why not more,
-        in one sentence per line. Raises AgentNotFoundError for an agent without a turn."""
+        """Return a text that says how much of the last prompt the cache had, and why not more.
+        Raises AgentNotFoundError for an agent without a turn."""
         return self._loop.run(self._agent.why())
 
     def fork(self, name: str) -> Agent:
-        """Return a new agent that begins with this agent's conversation and shares its cache.
-        Raises InvalidRequestError if the name is taken, or if this agent has no turn yet."""
+        """Return a new agent with this agent's conversation and cache. Raises InvalidRequestError
+        if the name is taken, or before the first turn."""
         return Agent(self._loop.run(self._agent.fork(name)), self._loop)
 
     def pin(self, *, pinned: bool = True) -> None:
-        """Exempt the agent's blocks from eviction; with `pinned=False`, end the exemption. Raises
+        """Exempt the agent's blocks from eviction, or not with `pinned=False`. Raises
         AgentNotFoundError for an agent without a turn."""
         self._loop.run(self._agent.pin(pinned=pinned))
 
     def export(self, path: str | Path) -> int:
-        """Write the agent with its cache to a file, which another machine can import, and return
-        the file's size in bytes. The file contains the whole conversation, is readable only by its
-        owner, and replaces an earlier file only once complete. Raises AgentNotFoundError for an
-        agent without a turn, and OperatorError if the file cannot be written."""
+        """Write the agent with its cache to a file for another machine; return the file's size in
+        bytes. The file contains the whole conversation, readable only by its owner. Raises
+        AgentNotFoundError for an agent without a turn, and OperatorError if writing fails."""
         return self._loop.run(self._agent.export(path))
 
     def forget(self) -> None:
-        """Delete the agent's conversation and cache, also on disk. The agent's system message
-        stays. Raises InvalidRequestError while the agent is answering."""
+        """Delete the agent's conversation and cache, also on disk. Its system message stays. Raises
+        InvalidRequestError while the agent answers."""
         self._loop.run(self._agent.forget())
 
 
 class AnswerStream:
-    """An answer as it arrives: iterate over the stream for the text, or over `events` for all
-    events. `close`, which the end of a `with` block calls, cancels the unfinished answer. After the
-    last piece, `answer` is the whole answer. `cancel` returns at once, so a signal handler may call
-    it."""
+    """An answer as it arrives. Iterate over the stream for its text, or over `events` for all
+    events. The end of a `with` block cancels an unfinished answer."""
 
     def __init__(self, stream: AsyncAnswerStream, loop: _LoopThread) -> None:
         self._stream = stream
@@ -303,20 +286,19 @@ class AnswerStream:
         return self._stream.answer
 
     def events(self) -> Iterator[AnswerEvent]:
-        """Iterate over every event: prompt progress, text, reasoning, tool calls, and the end.
-        Raises BackendError if the answer fails."""
+        """Iterate over all events of the answer. Raises BackendError if it fails."""
         return _Items(self._stream.events(), self._loop)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the answer's text in pieces. Raises BackendError if the answer fails."""
+        """Iterate over the text in pieces. Raises BackendError if the answer fails."""
         return _Items(self._stream.__aiter__(), self._loop)
 
     def cancel(self) -> None:
-        """End the answer at the next step; the stream ends with the text so far."""
+        """End the answer at the next step. Returns at once. A signal handler may call this."""
         self._loop.begin(self._stream.cancel())
 
     def close(self) -> None:
-        """Cancel the unfinished answer and stop reading. Does nothing if the engine is closed."""
+        """Cancel the unfinished answer."""
         if not self._loop.is_closed:
             self._loop.run(self._stream.close())
 
@@ -337,12 +319,11 @@ class _LoopThread:
 
     @property
     def is_closed(self) -> bool:
-        """True once the loop accepts no more work."""
         return self._is_closed
 
     def run(self, work: Coroutine[object, object, T]) -> T:
-        """Run `work` on the loop and return its result; an interrupt of this call cancels `work`.
-        Raises BackendError if the loop is closed, or closes before `work` finishes."""
+        """Run `work` on the loop and return its result. An interrupt cancels it. Raises
+        BackendError if the loop closes before the end."""
         future = self._begun(work)
         try:
             return future.result()
@@ -358,7 +339,7 @@ class _LoopThread:
         self._begun(work)
 
     def close(self) -> None:
-        """Cancel all remaining work, and end the loop and its thread. Call `close` once."""
+        """Cancel all work, and end the loop and its thread. Call this once."""
         with self._lock:
             self._is_closed = True
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
@@ -375,7 +356,6 @@ class _LoopThread:
 
 
 async def _cancel_others() -> None:
-    """Cancel all other tasks of the running loop, and wait until all have finished."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for one in others:
         one.cancel()
@@ -383,9 +363,8 @@ async def _cancel_others() -> None:
 
 
 class _Items(Iterator[T]):
-    """Iterates over the items of an asynchronous generator on the loop as they arrive. The loop
-    closes a dropped generator. This is a class, because the `finally` of a generator could wait for
-    the loop on the loop's own thread."""
+    """Iterates over an asynchronous generator on the loop. A class, because the `finally` of a
+    generator could wait for the loop on the loop's own thread."""
 
     def __init__(self, items: AsyncGenerator[T, None], loop: _LoopThread) -> None:
         self._items = items
