@@ -1,1 +1,1 @@
-"""Protocols of the application: the services it offers (inbound) or needs (outbound)."""
+"""Protocols of the application: the services that it offers or needs."""

@@ -1,8 +1,6 @@
-"""AgentsPort: lists, shows, forks, pins, deletes and moves the agents of a served model.
+"""The agents of a served model: list, show, fork, pin, delete and move them.
 
-A call is for one tenant and does not see other tenants' agents. An operator names a tenant by its
-id. Calls run on an event loop and never block it; `ExchangePort` may wait for the disk, so another
-thread calls it.
+A call does not see other tenants' agents. Calls run on an event loop and never block it.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from semantic.domain.match import MatchReport
 from semantic.domain.stored import Manifest
 
 Check = Callable[[], None]
-"""Called before each piece of work; an exception that it raises ends the work."""
+"""Called before each piece of work. An exception ends the work."""
 
 
 class OutgoingArchive(Protocol):
@@ -26,22 +24,20 @@ class OutgoingArchive(Protocol):
         """Total bytes of all pieces."""
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the archive's bytes in order, in pieces of at most 1 MiB; only one block's body is
-        in memory at a time. Raises StoreError if a block has changed or is gone, for example
-        evicted."""
+        """Yield the archive's bytes in order, in pieces of at most 1 MiB. Raises StoreError if the
+        store has lost a block."""
 
 
 class IncomingArchive(Protocol):
-    """An archive that arrives in pieces. Before `put`, the store has none of its bytes."""
+    """An archive that arrives in pieces. Before `put`, the store has none of it."""
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes. Raises InvalidRequestError at the first byte that cannot belong to
-        an archive, and CapacityError if the disk lacks space."""
+        """Take the next bytes. Raises InvalidRequestError if they cannot belong to an archive, and
+        CapacityError if the disk lacks space."""
 
     def put(self, tenant: bytes, name: str | None, check: Check) -> Manifest:
-        """Verify the whole archive, store it for the tenant with the tag `tenant`, and save the
-        agent as `name`, by default under the archive's name. A failure leaves nothing in the store.
-        Raises InvalidRequestError for an incomplete or damaged archive, and CapacityError if the
+        """Verify the archive and store its agent as `name`, by default its own name. A failure
+        stores nothing. Raises InvalidRequestError for a damaged archive, and CapacityError if the
         store lacks space."""
 
     def close(self) -> None:
@@ -52,25 +48,23 @@ class ExchangePort(Protocol):
     """Writes and reads archives of one model's agents. Thread-safe."""
 
     def export(self, manifest: Manifest, check: Check) -> OutgoingArchive:
-        """Check each stored block of the agent of `manifest` by reading it once, then return an
-        archive of these blocks."""
+        """Read and check each stored block of an agent, then return an archive of them."""
 
     def receive(self, accept: Callable[[str], None]) -> IncomingArchive:
-        """Begin to receive an archive. The archive calls `accept` with the agent's name three
-        times: before receiving bodies, before storing bodies, and before saving the agent. An
-        exception from `accept` refuses the archive."""
+        """Begin to receive an archive. Calls `accept` with the agent's name before each phase; an
+        exception refuses the archive."""
 
 
 RequestState = Literal["queued", "prefill", "decode"]
 AgentState = Literal["idle", "queued", "prefill", "decode"]
 
 Place = Literal["pool", "memory", "disk", "remote", "missing"]
-"""The fastest place that holds a block; "missing" once the block is evicted."""
+"""The fastest place of a block; "missing" after its eviction."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantId:
-    """A tenant, given by the id that operators use: see `tenant_id`."""
+    """A tenant, by the id that operators use."""
 
     id: str
 
@@ -81,50 +75,55 @@ Tenant: TypeAlias = str | TenantId
 
 @dataclass(frozen=True, slots=True)
 class AgentSummary:
-    """An agent after its last turn. `tokens` is the length of its history, `blocks` the number of
-    its blocks in each place. `n_bytes` is the size of its stored bodies, `shared_bytes` the part of
-    these bytes that other agents share, `pool_bytes` the size of its cache in the pool. `turns`
-    does not count the turns before a fork. `last_used` is the Unix time in seconds of its last
-    save, `match` the report on its last prompt; before its first turn, `last_used` and `match` are
-    None. `session` and `client` are from the client's headers. `parent` is the agent that started
-    this agent, or a fork's source; `children` are the agents with this agent as parent."""
+    """An agent after its last turn. Before its first turn, `last_used` and `match` are None."""
 
     id: str
     model: str
     state: AgentState
     tokens: int
+    """Length of its history."""
     blocks: Mapping[Place, int]
+    """Number of its blocks in each place."""
     n_bytes: int
+    """Size of its stored blocks."""
     shared_bytes: int
+    """The part of `n_bytes` that other agents share."""
     pool_bytes: int
+    """Size of its cache in the pool."""
     pinned: bool
     turns: int
+    """Turns since its creation."""
     parent: str | None = None
+    """The agent that started it, or a fork's source."""
     last_used: float | None = None
+    """Unix time of its last save."""
     match: MatchReport | None = None
+    """The report on its last prompt."""
     session: str | None = None
+    """From the client's headers, like `client`."""
     client: str | None = None
     children: tuple[str, ...] = ()
+    """Agents with this one as parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentBlock:
-    """One block of an agent, with tokens `start` to `stop` of its history. `hash` is in
-    hexadecimal. `checkpoint` is true if the store also has the state or window edge that resuming
-    after the block needs."""
+    """Tokens `start` to `stop` of an agent's history."""
 
     start: int
     stop: int
     hash: str
+    """In hexadecimal."""
     place: Place
     n_bytes: int
     shared: bool
     checkpoint: bool
+    """True if the store has all that resuming after the block needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentDetail:
-    """An agent, its blocks in order, and the match report on its last prompt."""
+    """An agent, its blocks in order, and the report on its last prompt."""
 
     summary: AgentSummary
     blocks: tuple[AgentBlock, ...]
@@ -133,7 +132,7 @@ class AgentDetail:
 
 @dataclass(frozen=True, slots=True)
 class AgentFilter:
-    """Selects agents: an agent must have the value of each field that is not None."""
+    """Selects agents by the fields that are not None."""
 
     prefix: str | None = None
     pinned: bool | None = None
@@ -141,7 +140,7 @@ class AgentFilter:
     parent: str | None = None
 
     def accepts(self, name: str, state: AgentState, parent: str | None, *, pinned: bool) -> bool:
-        """Return whether the filter selects an agent with these values."""
+        """Return True if the filter selects an agent with these values."""
         return (
             name.startswith(self.prefix or "")
             and self.pinned in {None, pinned}
@@ -152,9 +151,8 @@ class AgentFilter:
 
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
-    """A request in the engine: `seconds` is its age, `preemptions` counts how often the engine
-    preempted it. Its cache contains `read_tokens` of its prompt, computed or reused;
-    `cached_tokens` counts the reused tokens. `model` is a model's id."""
+    """A request in the engine. `seconds` is its age. `read_tokens` of its prompt are in its cache;
+    `cached_tokens` of them were reused."""
 
     uid: str
     agent_id: str
@@ -171,8 +169,7 @@ class RunningRequest:
 
 @dataclass(frozen=True, slots=True)
 class AgentPage:
-    """One page of a list of agents. `has_more` is true if more agents follow after `last`, the
-    page's last saved agent."""
+    """One page of a list of agents. `has_more` is true if agents follow after `last`."""
 
     agents: tuple[AgentSummary, ...]
     has_more: bool
@@ -181,8 +178,8 @@ class AgentPage:
 
 @dataclass(frozen=True, slots=True)
 class AgentArchive:
-    """An agent as a stream of `n_bytes` bytes. `pieces` raises StoreError if the store loses a
-    block before sending it. The caller calls `close` once, even before the end of the stream."""
+    """An agent as a stream of `n_bytes` bytes. Iterating `pieces` raises StoreError if the store
+    loses a block. The caller calls `close` once."""
 
     n_bytes: int
     pieces: AsyncGenerator[bytes, None]
@@ -193,54 +190,50 @@ EVERY_AGENT: Final = AgentFilter()
 
 
 class AgentsPort(Protocol):
-    """The agents of the served model. Any number of tasks of one event loop may call its methods.
-    Methods raise AgentNotFoundError for an unknown agent of the tenant or an unknown tenant id."""
+    """The agents of the served model. Tasks of one event loop may call its methods concurrently.
+    Methods raise AgentNotFoundError for an unknown agent or tenant id."""
 
     def id_of(self, tenant: str) -> TenantId:
         """Return the id that operators use for `tenant`. Thread-safe."""
 
     async def tenants(self) -> Sequence[TenantId]:
-        """Return, sorted, the ids of all tenants with a saved agent or a request."""
+        """Return the sorted ids of all tenants with an agent or a request."""
 
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
-        """Return the requests of `tenant`, or of all tenants if None, in order of arrival."""
+        """Return the requests of a tenant in order of arrival. None means all tenants."""
 
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
-        """End a request of `tenant` (of any tenant if None) at the next step; the cache keeps its
-        tokens. Returns False for an unknown request."""
+        """End a request at the next step; the cache keeps its tokens. None means a request of any
+        tenant. Returns False for an unknown request."""
 
     async def page(
         self, tenant: Tenant, limit: int, after: str | None = None, only: AgentFilter = EVERY_AGENT
     ) -> AgentPage:
-        """Return at most `limit` saved agents, last saved first, beginning after the agent `after`.
-        The cost grows with the agents that `only` skips, not with all agents. The first page begins
-        with agents in their first turn, which the store does not have yet. Raises
-        AgentNotFoundError if the store lacks `after`."""
+        """Return at most `limit` agents, last saved first, after the agent `after`. The first page
+        begins with agents in their first turn. Raises AgentNotFoundError if `after` is not
+        stored."""
 
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
-        """Return an agent's details, without texts and tokens."""
+        """Return an agent's details."""
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
-        """Create an agent that shares the cache of `agent_id` after its last turn. Raises
-        InvalidRequestError if `new_id` exists, or if `agent_id` has not finished a turn yet."""
+        """Create an agent that shares the cache of `agent_id`. Raises InvalidRequestError if
+        `new_id` exists, or before the first turn of `agent_id` has ended."""
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
-        """Pin the agent, which protects its blocks from eviction, or unpin it. Raises
-        InvalidRequestError before the agent's first save, and PinLimitError if the tenant's pins
-        would exceed its part of the store."""
+        """Exempt the agent's blocks from eviction, or not. Raises InvalidRequestError before its
+        first save, and PinLimitError if the tenant has pinned too much."""
 
     async def forget(self, agent_id: str, tenant: Tenant) -> None:
         """Delete the agent. Raises InvalidRequestError while the agent has a request."""
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
-        """Return an archive of the agent after its last saved turn, with the stored blocks. Raises
-        OverloadedError if too many exports are running."""
+        """Return an archive of the agent as of its last saved turn. Raises OverloadedError during
+        too many exports."""
 
     async def import_(
         self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None
     ) -> AgentSummary:
-        """Create the archive's agent completely or not at all, under `name` or else the name in the
-        archive. Only requests that name the agent find its blocks. A tenant given by its id must
-        have an API key. Raises InvalidRequestError if the name is taken, the agent belongs to
-        another model or the archive is damaged. Also raises CapacityError if the store lacks space,
-        OverloadedError during another import, and the errors of `archive`."""
+        """Create the archive's agent as `name`, by default its own name. A failure stores nothing.
+        Raises InvalidRequestError for a taken name or a damaged archive, CapacityError if the store
+        lacks space, and OverloadedError during another import."""

@@ -1,5 +1,4 @@
-"""ChatFormat: a model's chat template, reasoning marks and tool-call syntax. Tests check these
-contracts for every implementation, fakes included."""
+"""A model's chat template, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -13,7 +12,8 @@ from semantic.domain.grammar import Grammar
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Texts around a part of an answer. With an empty `end`, the part ends with the answer."""
+    """Texts before and after a part of an answer. With an empty `end`, the part ends with the
+    answer."""
 
     start: str
     end: str
@@ -21,8 +21,8 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A conversation as tokens, ending with the generation prompt. `opens_thought` is true if these
-    tokens end inside reasoning, which the answer continues."""
+    """A conversation as tokens, with the generation prompt. `opens_thought` is true if the tokens
+    end inside reasoning."""
 
     tokens: tuple[int, ...]
     opens_thought: bool = False
@@ -30,115 +30,120 @@ class RenderedChat:
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
-    """The part of a tool call before its arguments: fixed texts, the tool's name, and `begin`.
-    White space may surround each step. `name` matches the name, in its group "name"; with `quoted`,
-    the name is a JSON string. `starts_name` matches an unfinished name. The arguments begin with a
-    text in `begin`, or immediately if `begin` is empty."""
+    """The part of a tool call before its arguments. White space may surround each text."""
 
     before: tuple[str, ...]
     name: re.Pattern[str]
+    """Matches the tool's name, in the group "name"."""
     starts_name: re.Pattern[str]
+    """Matches an unfinished name."""
     after: tuple[tuple[str, ...], ...] = ()
     begin: tuple[str, ...] = ()
+    """Texts of which one begins the arguments."""
     quoted: bool = False
+    """True if the name is a JSON string."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallTags:
-    """How a tool call writes its arguments in tags.
-
-    An argument lasts from `start` to the last `end` before the next argument or the call's end. The
-    value begins after the first `key_end`. `key` matches the text between `start` and `key_end`,
-    with the key in its group "key". A group "kind" of `key` is the kind of the value: text for
-    "string" and "true", else JSON. `call_end` ends the arguments; if `call_end` is empty, the end
-    mark of the call ends them. Text between arguments has no meaning.
-
-    `trims` says what the reader removes around a value: nothing, or a line break on either side.
-    The marks of `wrap` may enclose a value. With `untyped_is_text`, a value without a type is text,
-    even if it is valid JSON.
-    """
+    """How a tool call writes its arguments in tags."""
 
     start: str
+    """The beginning of an argument."""
     key: re.Pattern[str]
+    """Matches an argument's key, in the group "key", and the value's type, in the group "kind"."""
     key_end: str
+    """The text between key and value."""
     end: str
+    """The end of an argument: its last occurrence before the next argument."""
     call_end: str = ""
+    """The end of the arguments; "" if the call's end mark ends them."""
     trims: Literal["line", "nothing"] = "nothing"
+    """Line breaks to remove around a value."""
     wrap: tuple[str, str] = ("", "")
+    """Marks that may surround a value."""
     untyped_is_text: bool = True
+    """True if a value without a type is text, not JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallList:
-    """How a tool call writes its arguments as a list with commas. An argument consists of a key
-    (the group "key" of the pattern `key`), `separator` and a value; `close` follows the last
-    argument. A string stands between two equal marks from `quotes`; with `escapes` it may contain
-    Python's escapes. Commas inside brackets belong to the value; `opening` and `closing` list the
-    brackets in the same order."""
+    """How a tool call writes its arguments as a list with commas."""
 
     key: re.Pattern[str]
+    """Matches an argument's key, in the group "key"."""
     separator: str
+    """The text between key and value."""
     quotes: tuple[str, ...]
+    """The marks around a string."""
     close: str
+    """The text after the last argument."""
     opening: str = ""
+    """Opening brackets, in the order of `closing`."""
     closing: str = ""
     escapes: bool = False
+    """True if strings may contain Python's escapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSpelling:
-    """How a model writes a tool call, unless it writes a JSON object with the tool's name. A call
-    begins with `head`; a model may still write a JSON object instead. `arguments` is None for JSON;
-    after `json_head`, arguments are always JSON. Any number of the texts in `between` can end a
-    call; each text in `ends` can end the last call, like the end mark. `in_list` is true if calls
-    occur only in a list. At the beginning of a line, `unmarked` begins a call without the start
-    mark."""
+    """How a model writes a tool call, apart from a JSON object with the tool's name."""
 
     head: CallHead | None = None
     arguments: CallTags | CallList | None = None
+    """The form of the arguments; None means JSON."""
     between: tuple[str, ...] = ()
+    """Texts that may end a call."""
     json_head: CallHead | None = None
+    """Another head, with JSON arguments after it."""
     ends: tuple[str, ...] = ()
+    """Texts that may end the last call."""
     in_list: bool = False
+    """True if calls occur only in a list."""
     unmarked: str = ""
+    """Begins a call without the start mark, at the beginning of a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """An answer made of messages, each with a header that names its kind. A header lasts from a
-    text in `starts` to `end`, and the answer begins inside a header; a text in `ends` ends a
-    message. `thought` matches the header of reasoning. `call` matches the header of a tool call,
-    with the tool's name in its group "name"; the message is then the call's arguments. A header's
-    words begin with a text in `begins`, and `known` matches an unfinished header. `following`
-    begins each further message. `answer` is the header of an answer's text, `remark` is the header
-    of a text before a call."""
+    """An answer made of messages, each with a header that names its kind."""
 
     starts: tuple[str, ...]
+    """Texts that begin a header."""
     end: str
+    """The end of a header."""
     ends: tuple[str, ...]
+    """Texts that end a message."""
     thought: re.Pattern[str]
+    """Matches the header of reasoning."""
     call: re.Pattern[str]
+    """Matches the header of a tool call, with the tool's name in the group "name"."""
     begins: tuple[str, ...]
+    """Texts that begin a header's words."""
     known: re.Pattern[str]
+    """Matches an unfinished header."""
     following: str
+    """Begins each message after the first."""
     answer: str
+    """The header of an answer's text."""
     remark: str
+    """The header of a text before a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """The form in which a grammar makes a model write a call with JSON arguments. `before` and
-    `after` are the texts around the arguments. In these texts, $name is the tool's name, $quoted
-    the name as JSON; the model chooses a $number and an $id. `several` is the form of several
-    calls: marks around each call, one pair of marks around all calls, or a list."""
+    """How a grammar makes a model write a tool call. In its texts, $name is the tool's name and
+    $quoted the name as JSON. The model chooses a $number and an $id."""
 
     before: str = '{"name": $quoted, "arguments": '
+    """The text before the arguments, which are JSON."""
     after: str = "}"
     several: Literal["marked", "within", "listed"] = "marked"
+    """The form of several calls: marks around each call, marks around all calls, or a list."""
 
 
 OBJECTS: Final = CallForm()
-"""Calls as JSON objects with a name and arguments."""
+"""Calls as JSON objects with name and arguments."""
 
 
 class ChatFormat(Protocol):
@@ -146,11 +151,11 @@ class ChatFormat(Protocol):
 
     @property
     def thought_marks(self) -> Marks | None:
-        """The marks of the model's reasoning; None if the model does not mark reasoning."""
+        """The marks of reasoning, or None without marks."""
 
     @property
     def thought_end_tokens(self) -> tuple[int, ...]:
-        """The tokens of the end mark of reasoning inside an answer; empty if there are no marks."""
+        """The tokens of the end mark of reasoning; empty without marks."""
 
     @property
     def call_marks(self) -> Marks:
@@ -158,37 +163,33 @@ class ChatFormat(Protocol):
 
     @property
     def headers(self) -> Headers | None:
-        """The form of the headers of an answer's messages; None for a model without headers."""
+        """The headers of an answer's messages, or None."""
 
     @property
     def loops_only(self) -> bool:
-        """True if an answer's tokens stay valid in the history only while results of its tool calls
-        follow. The template renders the answer differently once the user asks another question."""
+        """True if the template renders an answer in another way after the user's next question."""
 
     @property
     def silent_marks(self) -> tuple[str, ...]:
-        """Marks without meaning around an answer's text, which the reader of answers can drop."""
+        """Marks without meaning around an answer's text."""
 
     @property
     def bare_calls(self) -> bool:
-        """True if an answer may begin with a tool call that has no start mark."""
+        """True if an answer may begin with a tool call without a start mark."""
 
     @property
     def call_spelling(self) -> CallSpelling | None:
-        """The model's own form of tool calls; None for JSON objects with the tool's name."""
+        """The model's own form of tool calls, or None for JSON objects with the tool's name."""
 
     def render(self, chat: Chat) -> RenderedChat:
-        """Render the conversation with the model's template; system messages keep their order.
-        Renders tools, and messages of role "tool", as text if the template does not support them.
-        Raises InvalidRequestError if the template refuses the messages."""
+        """Render the conversation with the model's template. Tools become text if the template does
+        not support them. Raises InvalidRequestError if the template refuses the messages."""
 
     def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
-        """Render the token that ends an answer, then all messages after the first `n_messages`.
-        Message number `n_messages` is the assistant's. The content of the first `n_messages` does
-        not change the result. Returns None if the template ends answers without a token. Raises
-        InvalidRequestError if the template refuses the messages."""
+        """Render the end of an answer and the messages after the first `n_messages`, of which the
+        answer is the last. Returns None if answers end without a token. Raises InvalidRequestError
+        if the template refuses the messages."""
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
-        """Return the grammar of an answer to `chat`; None for a free answer. A grammar is necessary
-        for an answer format, a tool choice that requires a call, or a strict tool. Raises
+        """Return the grammar of an answer to `chat`, or None for a free answer. Raises
         InvalidRequestError for a schema that cannot become a grammar."""

@@ -1,6 +1,4 @@
-"""The ports of embeddings: `EmbeddingPort` for the APIs, which ask for vectors, and `Embedder` for
-a backend that computes vectors. `Embeddings` batches and caches; a backend computes in chunks, so
-that running answers can continue."""
+"""The ports of embeddings: `EmbeddingPort` for the APIs, `Embedder` for a backend."""
 
 from __future__ import annotations
 
@@ -12,14 +10,13 @@ from typing import Protocol, TypeAlias
 from semantic.ports.serving import ModelDetails
 
 Vector: TypeAlias = "array[float]"
-"""A vector of 32-bit floats, scaled to length 1."""
+"""A vector of 32-bit floats with length 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel:
-    """The embedding model of a server. Lists of models show its `names`, the id first; requests may
-    also use the `aliases`. Its vectors have `dimensions` numbers, and a text may have at most
-    `max_tokens` tokens. `created` is Unix time in seconds."""
+    """The embedding model of a server. Lists show its `names`, the id first; requests may also use
+    its `aliases`. A text may have `max_tokens` tokens. `created` is Unix time in seconds."""
 
     names: tuple[str, ...]
     dimensions: int
@@ -29,7 +26,7 @@ class EmbeddingModel:
     details: ModelDetails | None = None
 
     def accepts(self, name: str) -> bool:
-        """Return whether a request may use `name` for this model."""
+        """Return True if a request may use `name` for this model."""
         return name in self.names or name in self.aliases
 
     @property
@@ -39,8 +36,8 @@ class EmbeddingModel:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The vectors of some texts, in order, and the number of tokens in the texts; `computed` counts
-    the tokens that were not in the cache."""
+    """The vectors of texts, in order, and the number of tokens. `computed` of them were not in the
+    cache."""
 
     vectors: tuple[Vector, ...]
     tokens: int
@@ -48,7 +45,7 @@ class Embedded:
 
 
 class EmbeddingPort(Protocol):
-    """An embedding model. Any number of tasks of one event loop may use it concurrently."""
+    """An embedding model. Tasks of one event loop may use it concurrently."""
 
     @property
     def model(self) -> EmbeddingModel:
@@ -63,19 +60,17 @@ class EmbeddingPort(Protocol):
         truncate: bool = False,
         keep: bool = True,
     ) -> Embedded:
-        """Return the vectors of `texts`. Cuts each vector to its first `dimensions` numbers and
-        scales it to length 1. With `truncate`, a text that is too long loses its end. Without
-        `keep`, the cache stores nothing. Raises InvalidRequestError for an empty text and for too
-        many dimensions, ContextOverflowError for a text that is too long, and OverloadedError if
-        too many requests are waiting."""
+        """Return the vectors of `texts`, cut to `dimensions` numbers and scaled to length 1.
+        `truncate` cuts a text that is too long. Raises InvalidRequestError for an empty text or too
+        many dimensions, ContextOverflowError for a text that is too long, and OverloadedError."""
 
 
 class EmbeddingRun(Protocol):
-    """The computation of one batch, for the computing thread only."""
+    """The computation of one batch, on the computing thread."""
 
     def step(self) -> tuple[Vector, ...] | None:
-        """Compute one chunk. Returns the vectors of all texts after the last chunk, and None after
-        earlier chunks. Raises BackendError."""
+        """Compute one chunk. Returns all vectors after the last chunk, and None before. Raises
+        BackendError."""
 
 
 class Embedder(Protocol):
@@ -87,23 +82,21 @@ class Embedder(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens that a text may have, special tokens included."""
+        """Most tokens of a text, with special tokens."""
 
     @property
     def model_id(self) -> str:
-        """An id of the model: two models with different vectors have different ids."""
+        """An id of the model: other vectors mean another id."""
 
     @property
     def max_characters(self) -> int:
-        """A number of characters; a longer text always exceeds `max_tokens`."""
+        """A longer text always exceeds `max_tokens`."""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of `text`, with the special tokens that the model expects around a
-        text. Thread-safe."""
+        """Return the tokens of `text` with special tokens. Thread-safe."""
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a text's `tokens`, cut at the end to `max_tokens`. The special tokens at both ends
-        stay and count."""
+        """Return `tokens`, cut at the end to `max_tokens`. The special tokens stay."""
 
     def start(self, batch: Sequence[tuple[int, ...]]) -> EmbeddingRun:
-        """Begin to compute a batch of texts, given as tokens, on the computing thread."""
+        """Begin to compute a batch of texts, given as tokens. Call this on the computing thread."""

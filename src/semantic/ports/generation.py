@@ -1,6 +1,4 @@
-"""The engine's port, and the ports of a backend, a tokenizer, a model provider and a clock. Each
-docstring is a contract; tests check it for every implementation, fakes included. Only the backend
-reads a block's data, `BlockData`."""
+"""The engine's port, and the ports of a backend, a tokenizer, a model provider and a clock."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ EngineEvent = TokenEvent | PrefillEvent | CompletedGeneration
 
 
 class GenerationEnginePort(Protocol):
-    """Generates for many agents in one batch. Any thread may call `submit` and `cancel`; only one
-    thread may call `step` and `step_once`."""
+    """Generates for many agents in one batch. Any thread may call `submit` and `cancel`, one thread
+    the other methods."""
 
     def submit(
         self,
@@ -47,40 +45,37 @@ class GenerationEnginePort(Protocol):
     ) -> str:
         """Queue a request and return its uid.
 
-        `prompt` is the whole prompt, as text or token ids; the engine reuses its longest prefix in
-        `cache` or in the agent's own cache. With `append` the prompt follows the cached tokens
-        instead. Agents of different tenants never share anything, even with the same name. `note`
-        is opaque text saved with the agent. Without `keep` the request reuses caches but adds
-        nothing to them, and the agent does not change.
+        `prompt` is the whole prompt, as text or token ids. With `append`, it follows the cached
+        tokens instead. Tenants never share anything. Without `keep`, the request reuses caches but
+        changes nothing.
 
-        Raises errors before any state changes: InvalidRequestError (empty prompt, `max_tokens`
-        below 1, unknown token id, `append` without a cache), CacheReconstructionError (another
-        model's cache) and PoolExhaustedError (too large even for an empty pool).
+        Errors leave the state unchanged. Raises InvalidRequestError for invalid arguments,
+        CacheReconstructionError for another model's cache, and PoolExhaustedError if the request
+        never fits in the pool.
         """
 
     def cancel(self, uid: str) -> bool:
-        """End a request at the next step. Returns False for an unknown or finished request."""
+        """End a request at the next step. Returns False for an unknown request."""
 
     def step(self) -> Iterator[CompletedGeneration]:
-        """Run until no request remains, yielding each finished generation. Between two results the
-        caller may submit more requests, or stop the iteration and call `step` again."""
+        """Run until no request remains, and yield each finished generation. The caller may submit
+        requests meanwhile, or stop the iteration and call this again."""
 
     def step_once(self) -> list[EngineEvent]:
-        """Run exactly one step and return its events. A step admits waiting requests, computes
-        prefill chunks up to the budget, and decodes one token per decoding request. Requests that
-        complete their prompt in this step decode too."""
+        """Run exactly one step and return its events. A step admits waiting requests, prefills
+        chunks up to the budget, and decodes one token per request."""
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Slices = Generator[Future[object] | None, None, T]
-"""Work in slices. Each slice yields None, or a future that must be done before the next slice
-begins. Calling `close` between two slices ends the work."""
+"""Work in slices. A yielded future must be done before the next slice begins. Calling `close` ends
+the work."""
 
 
 def at_once(work: Slices[T]) -> T:
-    """Do all slices of `work` in one call and return the result. Raises the errors of `work`."""
+    """Do all of `work` in one call and return the result. Raises its errors."""
     while True:
         try:
             awaited = next(work)
@@ -92,7 +87,7 @@ def at_once(work: Slices[T]) -> T:
 
 
 def done_at_once(work: Callable[P, Slices[T]]) -> Callable[P, T]:
-    """Return a function that calls `work` and does all of its slices at once."""
+    """Return a function that does all of `work` in one call."""
 
     @functools.wraps(work)
     def run(*args: P.args, **named: P.kwargs) -> T:
@@ -105,11 +100,10 @@ class Detokenizer(Protocol):
     """Turns a growing list of tokens into text, token by token."""
 
     def push(self, token: int) -> str:
-        """Add `token` and return the newly complete text, which may be empty."""
+        """Add `token` and return the newly complete text, possibly ""."""
 
     def flush(self) -> str:
-        """Return the remaining text; an incomplete character becomes U+FFFD, as in
-        `Tokenizer.decode`."""
+        """Return the remaining text. An incomplete character becomes U+FFFD."""
 
 
 class Tokenizer(Protocol):
@@ -120,81 +114,75 @@ class Tokenizer(Protocol):
         """Tokens that end an answer."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`; with `add_special_tokens`, after the tokens that begin a
-        prompt (BOS)."""
+        """Return the token ids of `text`. `add_special_tokens` adds those that begin a prompt."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of `tokens`. Bytes of an incomplete character become U+FFFD."""
+        """Return the text of `tokens`. An incomplete character becomes U+FFFD."""
 
     def text_of(self, token: int) -> str:
-        """Return the text of `token` in the middle of a text, after other tokens."""
+        """Return the text of `token` within a text."""
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
-        """Return a new detokenizer for tokens that follow the tokens `after`. The joined pieces
-        equal the text that `decode` gives for the new tokens after `after`."""
+        """Return a detokenizer for tokens after `after`. Its pieces add up to the text that
+        `decode` returns."""
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """Return the token ids of a conversation, rendered with the model's chat template; each
-        message has a "role" and a "content". Raises InvalidRequestError if the model has no
-        template or the template refuses the messages."""
+        """Return the token ids of a conversation. Each message has a "role" and a "content". Raises
+        InvalidRequestError if there is no template or it refuses the messages."""
 
 
 class BodyTarget(Protocol):
-    """Memory for one block's body in a sequence that is loading. One thread, which may be any
-    thread, calls either `put`, or `open` and then `close`. The sequence may already be closed."""
+    """Memory for one block's body in a sequence. One thread calls either `put`, or `open` and then
+    `close`. The sequence may already be closed."""
 
     def put(self, body: bytes | memoryview) -> None:
         """Store the whole body. Raises BackendError."""
 
     def open(self) -> list[memoryview]:
-        """Return memory for the body: one view per segment of the body, in order, each with space
-        for 256 tokens. Raises BackendError."""
+        """Return memory for the body: one view per segment, with space for 256 tokens. Raises
+        BackendError."""
 
     def close(self, n_tokens: int = 0) -> None:
-        """Use `n_tokens` tokens of the written body, or nothing for 0, and free the memory from
-        `open`. The caller may call `close` without `open`, and repeatedly. Raises BackendError."""
+        """Use `n_tokens` tokens of the written body, or none, and free the memory from `open`.
+        Idempotent. Raises BackendError."""
 
 
 class BatchBackend(Protocol):
-    """A loaded model that runs many sequences, each with its own cache. A sequence opens empty or
-    restored, gets its prompt in chunks, starts, and takes part in every `decode` until it closes.
-    One thread makes all calls. A failed call raises BackendError and does not change other
-    sequences."""
+    """A loaded model that runs many sequences, each with its own cache. One thread makes all calls.
+    A failed call raises BackendError and does not change other sequences."""
 
     @property
     def model_id(self) -> str:
-        """An id of the model's content: models with equal ids compute equal keys and values."""
+        """An id of the model's content. Models with equal ids compute equal keys and values."""
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids in the model's vocabulary."""
+        """Number of token ids."""
 
     @property
     def best_chunk(self) -> int:
-        """Tokens per `prefill` call above which the time per token no longer falls."""
+        """Tokens per `prefill` call above which a token becomes no cheaper."""
 
     @property
     def peak_bytes(self) -> int:
-        """Peak memory of the last `prefill`, `prefill_together` or `score`, in bytes above the
-        level before the call, including caches; 0 if unknown."""
+        """Peak memory of the last `prefill`, `prefill_together` or `score` in bytes, above the
+        level before; 0 if unknown."""
 
     @property
     def returns_memory(self) -> bool:
-        """True if the backend returns the memory of freed blocks to the system; False if it keeps
-        that memory for other blocks."""
+        """True if the memory of freed blocks returns to the system by itself."""
 
     def return_memory(self, room: int) -> bool:
-        """Give the kept memory of freed blocks back to the system, if moving the used blocks takes
-        at most `room` bytes. Returns whether there was kept memory. Open sequences stay valid."""
+        """Give the memory of freed blocks back to the system. Moving the used blocks may take at
+        most `room` bytes. Returns False if there is nothing to give back."""
 
     def cache_spec(self) -> ModelCacheSpec:
-        """Return the description of the model's cache for one sequence."""
+        """Return the description of a sequence's cache."""
 
     def set_aside(self, n_bytes: int) -> None:
-        """Announce that blocks will need at most `n_bytes`; the backend may reserve this memory
-        now. Does not undo earlier reservations."""
+        """Announce that blocks need at most `n_bytes`. The backend may reserve them now."""
 
     def open(self, capacity: int) -> SequenceId:
         """Open an empty sequence with memory for `capacity` tokens, a multiple of 256."""
@@ -202,48 +190,45 @@ class BatchBackend(Protocol):
     def restore(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> SequenceId:
-        """Open a sequence that holds the first `length` tokens of `blocks`. If `exclusive`, only
-        this call reads `blocks`: the sequence takes over their memory, which `capacity` includes,
-        and the caller drops its references. Otherwise the backend copies the blocks. Raises
-        CacheReconstructionError if `blocks` cannot provide the tokens."""
+        """Open a sequence with the first `length` tokens of `blocks`. With `exclusive`, the
+        sequence takes over their memory, which `capacity` includes. Raises CacheReconstructionError
+        if `blocks` lack the tokens."""
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
-        """Grow the sequence's memory to `capacity` tokens, a multiple of 256; never shrink it."""
+        """Grow the sequence's memory to `capacity` tokens, a multiple of 256."""
 
     def length(self, sequence: SequenceId) -> int:
-        """Return the number of tokens in the sequence's cache."""
+        """Return the number of cached tokens of the sequence."""
 
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
-        """Compute the keys and values of `tokens`, which follow the tokens in the sequence's cache;
-        return once the cache contains `tokens`."""
+        """Append the keys and values of `tokens` to the sequence's cache."""
 
     def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
-        """Return whether `prefill_together` can compute `n_tokens` of the sequence in one pass with
-        other prompts. A token of the sequence then costs about as much as a prompt's token."""
+        """Return True if `prefill_together` can join `n_tokens` of the sequence with other prompts
+        in one pass."""
 
     @property
     def pads_chunks(self) -> bool:
-        """True if chunks in a `side_by_side` pass may differ in length; each chunk then costs as
-        much as the longest."""
+        """True if chunks of a `side_by_side` pass may differ in length. Each costs as much as the
+        longest."""
 
     def side_by_side(self, sequence: SequenceId, n_tokens: int) -> bool:
-        """Return whether `prefill_together` can compute `n_tokens` of the sequence in one pass
-        beside chunks of other sequences. Such a pass may save time."""
+        """Return True if `prefill_together` can compute `n_tokens` beside chunks of other
+        sequences, which may save time."""
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
-        """Prefill several sequences in one forward pass. Either `joins` is true for every chunk, or
-        `side_by_side` is true for every chunk. In the second case the lengths are equal, or
-        `pads_chunks` is true. After BackendError no sequence has grown."""
+        """Prefill several sequences in one forward pass. All chunks must satisfy `joins`, or all
+        `side_by_side`. Chunks side by side have equal lengths unless `pads_chunks`. After
+        BackendError no sequence has grown."""
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
-        """Prefill all of `tokens` (at least two) except the last. Return the log-probability of
-        each token from the second on, given the tokens before it, with the `n_top` likeliest
-        alternatives. Raises NotFiniteError if a log-probability is not finite. The same calls on an
-        empty sequence return the same bits; other open sequences do not matter."""
+        """Prefill at least two `tokens`, except the last. Returns the log-probability of each token
+        from the second on, with `n_top` alternatives. Raises NotFiniteError if one is not
+        finite."""
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError, with the reason, for a `grammar` that token masks cannot
-        represent. Thread-safe."""
+        """Raise InvalidRequestError for a `grammar` that token masks cannot represent.
+        Thread-safe."""
 
     def start(
         self,
@@ -254,79 +239,65 @@ class BatchBackend(Protocol):
         drawn: int,
     ) -> None:
         """Add a prefilled sequence to the decode batch, with `last_token` as its next input.
-        `history` has the tokens before `last_token`, and `drawn` counts the tokens already sampled
-        for this request. So penalties and seeds continue after a preemption. `params.seed` is set
-        unless the request is greedy. `params.grammar` has passed `check_grammar`."""
+        `history` has the earlier tokens; `drawn` counts the tokens sampled so far. `params.seed` is
+        set unless the request is greedy. `params.grammar` has passed `check_grammar`."""
 
     def decode(self) -> list[SampledToken]:
-        """Decode one new token for each sequence started before the previous step. A sequence
-        started later may return its first token one step later. A returned token counts as part of
-        the cache. Before every call, each started sequence needs capacity for one token more than
-        its cache holds. A newly started sequence needs capacity for two more: its last prompt token
-        and its first new token. If a sequence's grammar fails, its token has an error. If its
-        logits are NaN or infinite, its token is not finite. In both cases the other sequences
-        continue."""
+        """Decode one new token per started sequence. A new sequence may return its first token one
+        step later. Each sequence needs capacity for one more token, a new one for two. If a grammar
+        fails or logits are not finite, only that sequence is affected."""
 
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
-        """Move the cache of `sequence` into `blocks` (per layer, in order) by setting their
-        `start`, `token_count` and `layer_data`, and close the sequence, even on failure. Returns
-        the unused blocks, which hold no memory. Copies nothing if it uses all blocks."""
+        """Move the cache of `sequence` into `blocks` and close the sequence, even on failure.
+        Returns the unused blocks, which have no memory."""
 
     def close(self, sequence: SequenceId) -> None:
-        """Free `sequence` and its memory. The caller may close a sequence at any time."""
+        """Free `sequence` and its memory, at any time."""
 
     # Block bodies: the bytes of blocks in a store. Not for a sequence that is decoding.
 
     def layout(self) -> BlockLayout:
-        """Return how the backend divides a sequence's cache into block bodies."""
+        """Return how the backend divides a sequence's cache into blocks."""
 
     def pause(self, sequence: SequenceId) -> SampledToken | None:
-        """Remove `sequence` from the decode batch; it stays open with its cache. The caller may
-        then export, prefill and restart it. Returns the token that the next `decode` would have
-        returned, which the cache lacks; None for an unknown token. A caller that accepts the token
-        starts the sequence with this token; otherwise the backend samples again. If the token is
-        not finite, always returns the token: the sequence may hold invalid values."""
+        """Remove `sequence` from the decode batch; it stays open with its cache. Returns the token
+        of the next `decode`, or None if it is unknown. The caller may start the sequence with this
+        token. Always returns a token that is not finite."""
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
-        """Return a copy of the body of tokens `start` to `stop`, all in one block. A deferred body
-        also has the content at the time of this call, even if the sequence changes later. `part` is
-        FULL or WINDOW. Raises BackendError if the layers do not hold these tokens."""
+        """Return a copy of the body of tokens `start` to `stop` of one block. `part` is FULL or
+        WINDOW. Raises BackendError if the layers lack these tokens."""
 
     def is_finite(self, part: Part, body: bytes) -> bool:
-        """Return whether `body`, an exported body of `part`, has only finite values."""
+        """Return True if an exported body has only finite values."""
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
-        """Return everything needed to resume `sequence` at its current length, except the bodies of
-        its blocks. Resuming needs only WINDOW blocks that lie entirely inside the window before the
-        next token. If the window begins inside a block, the checkpoint holds the block's part
-        inside the window."""
+        """Return what resuming `sequence` at its current length needs, besides its blocks. Resuming
+        needs only the WINDOW blocks that lie entirely inside the window."""
 
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
         """Return one target per block for the bodies of tokens `start` to `stop`. `start` is a
-        multiple of 256. For FULL, `start` is the sequence's current length, and the sequence must
-        have the capacity. Before `loaded`, the caller closes each used target. The backend reads
-        targets only in `loaded`."""
+        multiple of 256. For FULL, `start` is the current length. The caller closes each used target
+        before `loaded`."""
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
-        """Add the bodies that `loading` received to the cache, which then holds `length` tokens.
-        `checkpoint`, exported at that length, is required if the layout needs checkpoints. For a
-        checkpoint of another model or position, raises CacheReconstructionError and undoes
-        `loading`."""
+        """Add the bodies from `loading` to the cache, which then has `length` tokens. `checkpoint`
+        is required if the layout needs it. Raises CacheReconstructionError for another model's
+        checkpoint, and undoes `loading`."""
 
 
 class GrammarProbe(Protocol):
-    """Compiles one grammar at a time, within limits, to find out whether the engine can use it."""
+    """Compiles one grammar at a time, within limits."""
 
     def problem(self, grammar: Grammar) -> str:
-        """Return the reason why `grammar` is not usable, such as its cost; "" for a usable grammar.
-        The call blocks. Raises CapacityError for an unfinished check, as after `stop`, and
-        InvalidRequestError if the model's answers cannot follow grammars."""
+        """Return why `grammar` is not usable, or "". Blocks. Raises CapacityError for an unfinished
+        check, and InvalidRequestError if the model cannot follow grammars."""
 
     def stop(self) -> None:
-        """Make a running call of `problem` end soon. Any thread may call `stop` at any time."""
+        """Make a running call of `problem` end soon. Any thread may call this."""
 
     def close(self) -> None:
-        """Release all resources. During and after `close`, make no other call."""
+        """Release all resources. Make no other call afterwards."""
 
 
 class ModelProviderPort(Protocol):
@@ -335,31 +306,30 @@ class ModelProviderPort(Protocol):
     def load_model(
         self, model_id: str, adapter: Path | None = None
     ) -> tuple[BatchBackend, Tokenizer]:
-        """Load the model and tokenizer of `model_id`, a folder or a hub id, with the adapter in the
-        folder `adapter`. Models loaded from the same files share their weights. Raises
-        ModelNotFoundError if the model is missing or does not load, and UnsupportedModelError for
-        an unsupported kind of cache."""
+        """Load a model and its tokenizer, with the adapter in the folder `adapter`. Models from the
+        same files share weights. Raises ModelNotFoundError if that fails, and UnsupportedModelError
+        for an unsupported kind of cache."""
 
     def load_in_slices(
         self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
     ) -> Slices[tuple[BatchBackend, Tokenizer]]:
-        """Do the work of `load_model` in slices, between which the thread can compute with other
-        models. Raises WeightsTooLargeError, before reading weights, if weights that no loaded model
-        shares need more than `max_bytes`."""
+        """Do the work of `load_model` in slices. Raises WeightsTooLargeError if weights that no
+        loaded model shares exceed `max_bytes`."""
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
-        """Return the description of `model`'s cache for one sequence."""
+        """Return the description of a sequence's cache."""
 
 
 class StepObserver(Protocol):
-    """Observes the duration of an engine's steps, on the engine's thread; must return at once."""
+    """Observes the duration of an engine's steps. Called on the engine's thread; must return at
+    once."""
 
     def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:
-        """Record a finished step of `seconds` in which `n_decoding` requests decoded; `prefilled`
-        is true if the step also computed prompts."""
+        """Record a step of `seconds`. `n_decoding` requests decoded; `prefilled` is true if prompts
+        were computed too."""
 
 
 class Clock(Protocol):
-    """Returns seconds from an arbitrary start; never goes back."""
+    """Returns seconds from an arbitrary start. Never goes back."""
 
     def __call__(self) -> float: ...

@@ -1,5 +1,5 @@
-"""ModelsPort: the models of a server, only some of them loaded. A model loads at the first request
-that needs it, or when a client asks for it. Methods run on an event loop and never block it."""
+"""The models of a server, not all of them loaded. Methods run on an event loop and never block
+it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """The current status of a model. While the model is loaded, `n_bytes` is the size of its
-    weights and its pool; shared weights count for the first of the models that share them.
-    `running` requests use the model, `waiting` requests wait for its loading. Without another
-    request the model unloads in `expires_in` seconds; None if it stays or the time is unknown. The
-    model has been idle for `idle_for` seconds; None while the model is in use or not loaded."""
+    """The current status of a model."""
 
     served: ServedModel
     state: ModelState
     n_bytes: int
+    """Size of its weights and its pool. Shared weights count once."""
     running: int
     waiting: int
+    """Requests that wait until the model is loaded."""
     pinned: bool
     expires_in: float | None
+    """Seconds until an idle model unloads; None means never or unknown."""
     idle_for: float | None = None
+    """Seconds without a request, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """The progress of a model's download: `n_bytes` of `total_bytes`. `version` identifies the
-    downloaded contents."""
+    """The progress of a download: `n_bytes` of `total_bytes`. `version` identifies the contents."""
 
     version: str
     n_bytes: int
@@ -45,35 +44,30 @@ OnArrived = Callable[[Arrived], None]
 
 
 class ModelsPort(Protocol):
-    """The models of a server; the first serves requests that name no model. Methods accept every
-    name of a model, and raise ModelNotFoundError for an unknown name."""
+    """The models of a server. Methods raise ModelNotFoundError for an unknown name."""
 
     def serving_of(self, name: str | None = None) -> ServingPort:
-        """Return the model `name`. Requests load the model if necessary, and wait meanwhile."""
+        """Return the model `name`. A request loads it if necessary."""
 
     def agents_of(self, name: str | None = None) -> AgentsPort:
-        """Return the agents of a model. A call that needs the weights loads the model. The agents'
-        method `requests` lists the requests of all models."""
+        """Return the agents of a model. `requests` lists the requests of all models."""
 
     def statuses(self) -> Sequence[ModelStatus]:
-        """Return the status of every model, in the order of the models."""
+        """Return the status of every model, in order."""
 
     def status(self, name: str) -> ModelStatus:
         """Return the status of one model."""
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """Set after how many seconds without a request the model unloads; None means never."""
+        """Set after how many seconds without a request the model unloads. None means never."""
 
     def load(self, name: str) -> Coroutine[object, object, ModelStatus]:
         """Load the model if necessary. Raises ModelLoadError and OverloadedError."""
 
     def unload(self, name: str) -> Coroutine[object, object, ModelStatus]:
-        """Unload the model once the requests that use it have finished. New requests load it
-        again."""
+        """Unload the model once its requests have finished. A new request loads it again."""
 
     def fetch(self, hub_id: str, on_arrived: OnArrived) -> Coroutine[object, object, ModelStatus]:
-        """Download a hub model, or complete its download, and serve it: a request that names the
-        model loads it. Downloads run one at a time. Downloads nothing for a served model. Calls
-        `on_arrived` on the event loop. A cancellation stops the download; the next call continues
-        it. Raises ModelNotFoundError, and OperatorError if the hub or the disk fails. Before a
-        download, raises InvalidRequestError for an invalid hub id or a model that does not fit."""
+        """Download a hub model and serve it. One download runs at a time. A cancellation stops it;
+        the next call continues it. Raises ModelNotFoundError, InvalidRequestError for a model that
+        does not fit, and OperatorError if the download fails."""

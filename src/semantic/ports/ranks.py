@@ -1,5 +1,4 @@
-"""The processes (ranks) that compute one model together: the frames that ranks exchange, and the
-place of each process. Knows neither sockets nor computations."""
+"""The processes (ranks) that compute one model together, and their messages."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 
 class Op(IntEnum):
-    """Kinds of frames. A member without a comment is a call of `BatchBackend`, sent by rank 0."""
+    """Kinds of frames. A member without a comment is a call of `BatchBackend`."""
 
     BEAT = auto()  # either way: the sender is alive
     END = auto()  # from rank 0: the work has ended
@@ -49,8 +48,7 @@ Data = bytes | bytearray | memoryview
 
 
 class Frame(NamedTuple):
-    """One message between two ranks. `number` identifies the call that the frame makes or belongs
-    to."""
+    """One message between two ranks. `number` identifies its call."""
 
     op: Op
     number: int
@@ -64,7 +62,7 @@ class Frame(NamedTuple):
 
 
 class Pins(Protocol):
-    """Pins host memory, so that a device can access the memory."""
+    """Pins host memory, so that a device can access it."""
 
     def pin(self, address: int, n_bytes: int) -> None: ...
 
@@ -73,67 +71,64 @@ class Pins(Protocol):
 
 class MappedPort(Protocol):
     """Memory of rank 0 that this process maps, in numbered pieces. One thread adds and drops
-    pieces; other threads use the pieces."""
+    pieces; others use them."""
 
     driver: Pins | None
     """Pins the memory that the device needs to access."""
 
     def add(self, number: int, descriptor: int, n_bytes: int) -> None:
-        """Map a piece of memory and close its `descriptor`. On failure, a later `view` raises the
+        """Map a piece of memory and close its `descriptor`. After a failure, `view` raises the
         error."""
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """Unmap pieces that are no longer in use."""
+        """Unmap unused pieces."""
 
     def view(self, number: int, at: int, n_bytes: int) -> memoryview:
-        """Return part of a piece; the first use pins the piece. Raises RuntimeError if mapping
-        failed."""
+        """Return part of a piece. Raises RuntimeError if mapping failed."""
 
     def offer(self, call: int, where: Sequence[int]) -> None:
-        """Record the place in shared memory for the body that `call` exports. An empty `where`
-        means that the body goes in a frame."""
+        """Record the place in shared memory for the body of `call`. An empty `where` means that it
+        goes in a frame."""
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait until rank 0 offers memory for the body of `call`; return this memory of `n_bytes`.
-        Returns None if the body goes in a frame. Raises RuntimeError."""
+        """Wait for the memory for the body of `call`, and return it. Returns None if the body goes
+        in a frame. Raises RuntimeError."""
 
     def leave(self, call: int) -> None:
         """Forget the place for the body of `call`."""
 
 
 class ChannelPort(Protocol):
-    """A connection for frames between this rank and the rank `peer`. Any thread may send."""
+    """A connection to the rank `peer`. Any thread may send."""
 
     peer: int
     is_local: bool
     mapped: MappedPort
 
     def send(self, frame: Frame, descriptor: int | None = None) -> None:
-        """Send a frame, then the file descriptor `descriptor`, if given. Raises nothing if the peer
-        is lost: other code then ends the process."""
+        """Send a frame, then the file `descriptor`. Raises nothing if the peer is lost."""
 
 
 class LinksPort(Protocol):
-    """The connections of one rank. If a connection is lost, all ranks end."""
+    """The connections of one rank. All ranks end if one is lost."""
 
     channels: Sequence[ChannelPort]
-    """On rank 0, the channels to all other ranks; on any other rank, the channel to rank 0."""
+    """On rank 0, the channels to all other ranks; else the channel to rank 0."""
     received: SimpleQueue[tuple[int, Frame]]
-    """The received frames, each with the number of the rank that sent it."""
+    """The received frames, each with its sender."""
     before_end: list[Callable[[], object]]
-    """Called before the process ends because a rank was lost; the calls may take a few seconds."""
+    """Called before the process ends because a rank was lost. May take a few seconds."""
     left: Callable[[], int] | None
-    """Returns the bytes of memory that this rank may still use; all ranks except 0 send the number
-    with each heartbeat."""
+    """Returns the bytes of memory that this rank may still use."""
 
     def computing(self, what: str) -> AbstractContextManager[None]:
-        """Limit the time of the call `what`, which waits for other ranks."""
+        """Limit the time of the call `what`."""
 
     def finish(self) -> None:
-        """Announce the regular end of the work, after which the end of a peer is not a failure."""
+        """Announce the regular end of the work: the end of a peer is then not a failure."""
 
     def end(self, reason: str) -> None:
-        """End this process for `reason`; the other ranks then end too."""
+        """End this process for `reason`, and with it all ranks."""
 
 
 class CollectivePort(Protocol):
@@ -143,13 +138,12 @@ class CollectivePort(Protocol):
     size: int
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the `data` of every rank, in the order of the ranks. Every rank must pass the same
-        number of bytes."""
+        """Return the `data` of every rank, in order. All ranks pass the same number of bytes."""
 
 
 class PlacementPort(Protocol):
-    """The place of this process among the `size` processes that compute a model. `rank` is the
-    number of this process; `here` counts those processes that run on this machine."""
+    """The place of this process among the `size` processes of a model. `here` of them run on this
+    machine."""
 
     @property
     def rank(self) -> int: ...
@@ -165,14 +159,13 @@ class PlacementPort(Protocol):
         """Name of the framework's backend for communication between ranks."""
 
     def meeting(self) -> AbstractContextManager[None]:
-        """Limit the time until all ranks are connected; the process ends after that time."""
+        """Limit the time until all ranks are connected. The process ends after that time."""
 
     def connect(self, ranks: CollectivePort, mapped: Callable[[], MappedPort]) -> LinksPort:
-        """Connect this rank with the other ranks. Calls `mapped` to get the `MappedPort` of each
-        channel. Raises BackendError if a rank cannot be reached."""
+        """Connect this rank with the other ranks. Calls `mapped` for each channel. Raises
+        BackendError for an unreachable rank."""
 
 
 Places: TypeAlias = Callable[[Mapping[str, str], Callable[[], bytes | None]], PlacementPort | None]
-"""Called with the environment of a process and a function that reads the secret shared by its
-ranks. Raises InvalidRequestError for an environment that `mlx.launch` did not make, and if other
-machines could connect to the ranks but no secret exists."""
+"""Called with the environment and a function that reads the ranks' secret. Raises
+InvalidRequestError for an environment that `mlx.launch` did not make, and for a missing secret."""

@@ -1,6 +1,5 @@
-"""ServingPort: a served model's interface for APIs; answers are streams of events. Methods run on
-an event loop and never block it. An API only translates between its protocol and this interface.
-`Figures` are for monitoring."""
+"""A served model's interface for APIs; answers are streams of events. Methods run on an event loop
+and never block it."""
 
 from __future__ import annotations
 
@@ -16,89 +15,92 @@ from semantic.domain.stored import StoreStats, Tier
 from semantic.domain.value_objects import SamplingParams
 
 Prompt = Chat | str | tuple[int, ...]
-"""The input of a request: a conversation, a text, or token ids."""
+"""A conversation, a text, or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for one answer.
-
-    If `max_tokens` is None, the answer may fill the context. If `agent` is None, the request
-    belongs to the agent whose history the prompt continues, or to a new agent. With an `identity`,
-    only agents of this identity count. Tenants share nothing. `thinking_tokens` limits the
-    reasoning of the answer, if the model has marks of reasoning: None sets no limit, 0 allows none.
-    Without `keep` the request may read caches but adds nothing to them. `context_tokens` limits
-    prompt plus answer, below the model's limit. With `numbered_calls`, a tool call's id follows
-    from its place in the conversation, see `numbered_call`; otherwise ids are random. The store
-    keeps the one-line `note` with the agent. `hints` are the agent's hints.
-    """
+    """A request for one answer. Tenants share nothing."""
 
     prompt: Prompt
     sampling: SamplingParams
     max_tokens: int | None = None
+    """None means that the answer may fill the context."""
     agent: str | None = None
+    """None means the agent whose history the prompt continues, or a new one."""
     tenant: str = ""
     identity: Identity | None = None
+    """Only agents of this identity may match."""
     thinking_tokens: int | None = None
+    """The limit on reasoning. None sets no limit, 0 allows none."""
     keep: bool = True
+    """False means that the request adds nothing to caches."""
     context_tokens: int | None = None
+    """The limit on prompt plus answer."""
     numbered_calls: bool = False
+    """True if a tool call's id is its place in the conversation, not random."""
     note: str = ""
+    """One line that the store keeps with the agent."""
     hints: Hints = NO_HINTS
 
 
 ToolSupport = Literal["native", "text", "unknown"]
-"""How a model learns of the tools in a request: "native", through its chat template; "text", as
-text in the prompt, if the template does not support tools; "unknown" if the server cannot parse the
-model's calls."""
+"""How a model learns of tools: "native" through its chat template, or as "text" in the prompt.
+"unknown" if the server cannot parse the calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """A model's files, size and abilities. `digest` is the hash of the model's files in
-    hexadecimal, `stored_as` the type of its weights on disk ("4bit", "mxfp4", "bf16"). `file_bytes`
-    is the size of its weights on disk, `memory_bytes` their size in memory, which is GPU memory if
-    `on_gpu`. `modified` is the newest modification time of its files, Unix time in seconds.
-    `trained_tokens` is the context length of its training, None if unknown. `template` is its chat
-    template; "" if it has none. `thinks` is true if the model marks reasoning. `call_parser` names
-    the parser of its tool calls."""
+    """A model's files, size and abilities."""
 
     architecture: str
     parameters: int
     stored_as: str
+    """The type of the weights on disk: "4bit", "mxfp4", "bf16"."""
     digest: str
+    """The hash of the model's files, in hexadecimal."""
     file_bytes: int
+    """Size of the weights on disk."""
     memory_bytes: int
+    """Size of the weights in memory."""
     on_gpu: bool
     modified: float
+    """The newest modification time of the files, in Unix time."""
     trained_tokens: int | None = None
+    """The context length in training, or None."""
     layers: int | None = None
     width: int | None = None
     template: str = ""
+    """The chat template, or ""."""
     thinks: bool = False
+    """True if the model marks reasoning."""
     tools: ToolSupport = "text"
     call_parser: str = ""
+    """The name of the parser of tool calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model of a server. Lists of models show its `names`, the id first; requests may also use
-    the `aliases`. `details` is None for a model without files. `context_tokens` limits prompt and
-    answer together: the lower of the model's own limit and the pool's capacity. `sampling` is the
-    default for requests. `created` is Unix time in seconds. `parent` is the id of the base model if
-    this model is an adapter, else None."""
+    """A model of a server."""
 
     names: tuple[str, ...]
+    """The names in lists of models, the id first."""
     context_tokens: int
+    """The limit on prompt plus answer."""
     vocab_size: int
     created: int
+    """Unix time in seconds."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    """The defaults of requests."""
     aliases: frozenset[str] = frozenset()
+    """More names for requests."""
     details: ModelDetails | None = None
+    """None for a model without files."""
     parent: str | None = None
+    """The id of an adapter's base model, else None."""
 
     def accepts(self, name: str) -> bool:
-        """Return whether a request may use `name` for this model."""
+        """Return True if a request may use `name` for this model."""
         return name in self.names or name in self.aliases
 
     @property
@@ -107,45 +109,43 @@ class ServedModel:
 
 
 class ServingPort(Protocol):
-    """A served model. Any number of tasks of one event loop may call the methods concurrently."""
+    """A served model. Tasks of one event loop may call the methods concurrently."""
 
     @property
     def model(self) -> ServedModel:
         """The names, limits and defaults of the model."""
 
     def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """Yield the answer's events; awaiting the first event submits the request. Closing the
-        generator before its end cancels the request. Before the first event, raises
-        InvalidRequestError, ContextOverflowError (exceeds the context) or OverloadedError (full
-        queue). Every later failure is an AnswerEnd with the reason "error"."""
+        """Yield the answer's events. Closing the generator cancels the request. Before the first
+        event, raises InvalidRequestError, ContextOverflowError, and OverloadedError for a full
+        queue. A later failure is an AnswerEnd with the reason "error"."""
 
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """Return the tokens of `prompt` as a request of `tenant` would have them. Raises
-        InvalidRequestError and ContextOverflowError."""
+        """Return the tokens of `prompt` as a request would have them. Raises InvalidRequestError
+        and ContextOverflowError."""
 
     async def detokenize(self, tokens: Sequence[int], tenant: str = "") -> str:
         """Return the text of `tokens`. Raises InvalidRequestError for an unknown id."""
 
     async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
-        """Return the text of each token by itself: APIs show log-probabilities with texts instead
-        of token ids."""
+        """Return the text of each token by itself."""
 
 
 class EngineState(StrEnum):
     """The state of an engine's thread."""
 
     LOADING = "loading"
-    """The thread is building the engine, and refuses submissions until the engine is ready."""
+    """The engine is not ready yet; submissions fail."""
     READY = "ready"
     REBUILDING = "rebuilding"
-    """The engine failed; the thread is building another one and queues submissions."""
+    """The engine failed, and another one is not ready yet. Submissions wait."""
     STOPPING = "stopping"
-    """The thread refuses new submissions; accepted ones finish or are cancelled."""
+    """The thread refuses new submissions. Accepted ones end."""
     STOPPED = "stopped"
     FAILED = "failed"
-    """There is no engine, and the thread will not build another one."""
+    """The engine failed for good."""
 
     @property
     def accepts_submissions(self) -> bool:
@@ -158,62 +158,62 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """Figures of an engine at one moment. `inbox` counts submissions before their validation,
-    `waiting` counts requests without blocks. `queued` counts the submissions and requests that have
-    never run; their caches may need `queued_bytes`. `idle` counts agents that have a cache in the
-    pool but no request. `pool_bytes` is the pool's limit. `preemptions`, `rebuilds` and
-    `restored_bytes` (for each tier of the store) count from the start of the process."""
+    """Figures of an engine at one moment."""
 
     state: EngineState
     inbox: int = 0
+    """Submissions that the engine has not validated yet."""
     waiting: int = 0
+    """Requests without blocks."""
     running: int = 0
     idle: int = 0
+    """Agents with a cache in the pool and no request."""
     queued: int = 0
+    """Submissions and requests that have never run."""
     queued_bytes: int = 0
+    """Size of the caches that `queued` may need."""
     pool_used_bytes: int = 0
     pool_bytes: int = 0
+    """The limit of the pool."""
     preemptions: int = 0
+    """Counts from the start of the process, like `rebuilds`."""
     rebuilds: int = 0
     restored_bytes: Mapping[Tier, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFigures:
-    """The process' memory in bytes, as the system counts it. `limit_bytes` is the current limit,
-    below `max_bytes` while the system is short of memory. `steps` are the current measures against
-    memory pressure, in order; `counts` says how often the memory guard has taken each measure."""
+    """The process's memory in bytes, as the system counts it."""
 
     used_bytes: int
     limit_bytes: int
+    """The current limit, at most `max_bytes`."""
     max_bytes: int
     steps: tuple[str, ...] = ()
+    """The current measures against memory pressure."""
     counts: Mapping[str, int] = field(default_factory=dict)
+    """How often the process took each measure."""
 
 
 class MemoryLimit(Protocol):
-    """Reads and sets the limit on the process' memory."""
+    """Reads and sets the limit on the process's memory."""
 
     @property
     def memory(self) -> MemoryFigures | None:
-        """Return the figures of the last measurement; None if memory is not limited.
-        Thread-safe."""
+        """Return the last measurement, or None without a limit. Thread-safe."""
 
     async def look_at_memory(self) -> None:
-        """Measure the memory, unless the last measurement is recent. While the engine's thread is
-        idle, only this call measures the memory."""
+        """Measure the memory, unless the last measurement is recent."""
 
     async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
-        """Set another limit, or the initial limit if None; return once the process has freed the
-        excess. Raises InvalidRequestError and changes nothing if the process cannot free enough or
-        has no memory limit."""
+        """Set another limit, or the initial one if None; return once the process is below it.
+        Raises InvalidRequestError if the process cannot free enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of the engine, and statistics of each tier of its store. With several models,
-    `engine` is the sum and `models` contains the figures of each loaded model. `memory` is None if
-    memory is not limited."""
+    """Figures of the engine, and statistics of each tier of its store. `engine` is the sum over
+    `models`. `memory` is None without a limit."""
 
     engine: EngineFigures
     stores: tuple[StoreStats, ...] = ()
