@@ -5,8 +5,7 @@
     ...     print(engine.chat("ada", "My name is Ada.").text)
     Nice to meet you, Ada.
 
-`__all__` lists the public names. The first use of a name imports it: a command that only prints its
-help imports no public name.
+`__all__` lists the public names.
 """
 
 from __future__ import annotations

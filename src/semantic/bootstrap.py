@@ -1,6 +1,5 @@
 """Composition root: builds an engine from settings and chooses the adapter for each port. Imports
-adapters and the engine inside functions, so that `import semantic` loads no framework. `serve` adds
-the parts for HTTP; `composition` builds single parts."""
+adapters inside functions, so that `import semantic` loads no framework."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class App:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The parts that all models of one server share. `provider` loads the weights of models with
-    the same files only once. `settings` are the settings of the open store."""
+    """The parts that all models of one server share."""
 
     loop: StepLoop
     provider: ModelProviderPort
@@ -58,8 +56,7 @@ class Shared:
 
 
 OnStoreUnavailable = Callable[[StoreError], None]
-"""Called with the reason if the disk tier cannot be opened; the store then has only a memory
-tier."""
+"""Called with the reason if the disk tier does not open. The store then has only a memory tier."""
 
 
 def build_engine(
@@ -67,10 +64,9 @@ def build_engine(
     on_store_unavailable: OnStoreUnavailable | None = None,
     observer: BlockObserver | None = None,
 ) -> App:
-    """Load the model and build its engine; `engine.close` also stops the store's threads. The
-    store's tiers on this machine report to `observer`. Raises the same errors as `load`, plus
-    InvalidRequestError for a pool smaller than a block, and StoreError if the disk tier fails and
-    `on_store_unavailable` is None."""
+    """Load the model and build its engine. Raises the same errors as `load`. Raises
+    InvalidRequestError for a pool smaller than a block. Raises StoreError if the disk tier fails
+    and `on_store_unavailable` is None."""
     return assemble(settings, mlx_provider(settings), on_store_unavailable, observer)
 
 
@@ -95,9 +91,8 @@ def assemble(
 
 
 def follow_first(settings: Settings) -> None:
-    """Compute as a rank other than 0, see `settings.ranks`; return once rank 0 ends normally.
-    Raises the same errors as `load`, unless rank 0 ends first: rank 0 then reports the error for
-    all ranks."""
+    """Compute as a rank other than 0; return once rank 0 ends normally. Raises the same errors as
+    `load`."""
     from semantic.adapters.mlx.ranks.following import follow, wait_for_end
 
     settings = promised(settings)
@@ -114,8 +109,8 @@ def follow_first(settings: Settings) -> None:
 
 
 def build_in_slices(settings: Settings, shared: Shared) -> Slices[App]:
-    """Build the engine of one of several models, as `build_engine` does. Works in slices and uses
-    the open store. Raises the same errors as `load`, plus WeightsTooLargeError."""
+    """Build the engine of one of several models, in slices of work. Raises the same errors as
+    `load`, and WeightsTooLargeError."""
     provider = shared.provider
     with suggesting(settings.model):
         model, tokenizer = yield from provider.load_in_slices(
@@ -131,8 +126,8 @@ def open_shared(
     warn: Callable[[str], None],
     on_store_unavailable: OnStoreUnavailable | None = None,
 ) -> Shared:
-    """Open the parts that several models share. Call this function on the thread of `loop`. Raises
-    the same errors as `build_engine`."""
+    """Open the parts that several models share. Call this on the thread of `loop`. Raises the same
+    errors as `build_engine`."""
     store, settings = _open_or_report(settings, on_store_unavailable)
     provider = mlx_provider(settings)
     return Shared(loop, provider, store, open_turns(settings, warn), settings)
@@ -143,8 +138,6 @@ def _open_or_report(
     on_store_unavailable: OnStoreUnavailable | None,
     observer: BlockObserver | None = None,
 ) -> tuple[StorePort, Settings]:
-    """Open the store and return it with its settings; if the disk fails, report the failure and
-    return a store and settings without a disk."""
     try:
         return open_store(settings, observer), settings
     except StoreError as error:
@@ -156,9 +149,8 @@ def _open_or_report(
 
 
 def rebuild_app(app: App) -> App:
-    """Replace a failed engine: a new pool of the same size, the same weights and the same open
-    store, which still holds every idle agent. Do not use the old engine afterwards. Raises
-    InvalidRequestError for a model that `load` did not return."""
+    """Replace a failed engine by one with the same weights, pool size and store. Do not use the old
+    engine afterwards. Raises InvalidRequestError for a model that `load` did not return."""
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.provider import wrap_model
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
@@ -192,8 +184,8 @@ def _new_app(
 
 
 def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
-    """Return the pool for a loaded model. Raises InvalidRequestError for a pool that is smaller
-    than a block or larger than the device's memory. Warns if the store is smaller than a block."""
+    """Return the pool for a loaded model. Raises InvalidRequestError for a pool smaller than a
+    block or larger than the device's memory."""
     from semantic.domain.services import BlockPool
 
     max_bytes, most = settings.pool_bytes, read_device().memory_bytes
@@ -216,8 +208,8 @@ def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
 def load(
     model_id: str = DEFAULT_MODEL, *, any_chip: bool = False
 ) -> tuple[MLXBackend, MLXTokenizer]:
-    """Return a model and its tokenizer, from a folder, a hub id, an alias or the embedded model.
-    Raises ModelNotFoundError or UnsupportedModelError, and OperatorError if MLX is not usable."""
+    """Return a model and its tokenizer, by folder, hub id or alias. Raises ModelNotFoundError,
+    UnsupportedModelError, and OperatorError if MLX is not usable."""
     model = model_of(model_id)
     with suggesting(model):
         return mlx_provider(Settings(any_chip=any_chip)).load_model(model)

@@ -1,5 +1,5 @@
 """Composition root of a server: builds the engine on its own thread, and the objects that HTTP
-calls. See `composition` for who builds what. Knows nothing about APIs."""
+calls."""
 
 from __future__ import annotations
 
@@ -79,50 +79,43 @@ _ANY_CHIP = (
 _REUSABLE = "this model's keys depend on how a prompt is divided: it reuses only %d tokens"
 
 DEFAULT_NAME = "default"
-"""An extra name of the first served model, and of an embedding model."""
+"""An extra name of the first model, and of an embedding model."""
 _WORKERS = 3
-"""The number of threads that render prompts, one of them for short prompts only; the model needs
-the other cores."""
+"""Threads that render prompts. One of them renders short prompts only."""
 _PROBES = 2
-"""The number of processes that check grammars; a tenant uses one at a time."""
+"""Processes that check grammars."""
 _MAX_CONTEXT = 1 << 20
-"""The context limit, in tokens, of a model that states none; in practice the pool is smaller."""
+"""The context limit, in tokens, of a model that states none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """A model to serve, and the defaults of requests.
-
-    `names` are the model's names, by default `model_name(engine.model)`. Requests may also use this
-    default and the model's path. If the model `is_first` of several, requests may use
-    `DEFAULT_NAME` too. A model with an adapter has only `names` and `aliases`. Its name is by
-    default the base's name plus the adapter's; `parent` is the id of the base. `max_context` limits
-    prompt plus answer, in tokens, by default to the model's own limit or the pool's capacity. For
-    sampling parameters that are None, the model's configuration decides. `max_tokens` limits the
-    answer to a request that sets no limit; None means that the context limits it. `image_input` is
-    the rule for pictures in the newest message, see `Attachments`. `parsers` read the model's
-    answers. All tenants share prefixes of the conversations in `public`. `tenants` are the tenants'
-    names in the order of their API keys; the log shows their ids. `events` is the address that
-    publishes changes of the store, and the topic of the messages.
-    """
+    """A model to serve, and the defaults of requests."""
 
     engine: Settings = field(default_factory=Settings)
     names: tuple[str, ...] = ()
     aliases: frozenset[str] = frozenset()
     parent: str | None = None
     is_first: bool = True
+    """True if this is the first of several models."""
     max_context: int | None = None
+    """The limit on prompt plus answer, in tokens."""
     temperature: float | None = None
+    """For None, here and below, the model's configuration decides."""
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     max_tokens: int | None = None
+    """The limit on an answer; None means the context."""
     image_input: ImageInput = "reject-once"
     parsers: Parsers = field(default_factory=Parsers)
     limits: QueueLimits = field(default_factory=QueueLimits)
     public: tuple[Chat, ...] = ()
+    """Conversations whose caches all tenants share."""
     tenants: tuple[str, ...] = ()
+    """The tenants' names, in the order of their API keys."""
     events: tuple[str, str] | None = None
+    """Address and topic for publishing changes of the store."""
 
 
 async def load_serving(
@@ -131,10 +124,8 @@ async def load_serving(
     shared: Shared | None = None,
     loop: StepLoop | None = None,
 ) -> Serving:
-    """Load the model on the engine's thread, and return once it serves requests. With `shared`, the
-    model is one of several. Other engines may use `loop` too. Raises the same errors as
-    `bootstrap.build_engine`, `open_events` and `Serving.publish`, plus InvalidRequestError if
-    `max_context` is too large."""
+    """Load the model on the engine's thread; return once it serves requests. Raises the same errors
+    as `bootstrap.build_engine`, and InvalidRequestError if `max_context` is too large."""
     apps: list[App] = []
     public: list[tuple[int, ...]] = []
     publisher = None if settings.events is None else open_events(*settings.events)
@@ -191,7 +182,6 @@ def _report_failure(error: Exception) -> None:
 
 
 async def _give_up(thread: EngineThread, *, in_slices: bool) -> None:
-    """Stop the thread of an engine after a failed or cancelled loading."""
     if in_slices:
         await asyncio.to_thread(thread.stop, drain=False)  # between two slices
     else:
@@ -200,9 +190,8 @@ async def _give_up(thread: EngineThread, *, in_slices: bool) -> None:
 
 
 async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) -> Embeddings:
-    """Load an embedding model that computes on the thread of `loop`, between the steps of engines.
-    Requests may use any of `names`, the model's own name, its path and `DEFAULT_NAME`. Raises the
-    same errors as `load_embedder`."""
+    """Load an embedding model that computes on the thread of `loop`. Raises the same errors as
+    `load_embedder`."""
 
     def load() -> tuple[Embedder, ModelDetails]:
         from semantic.adapters.mlx.model.load_embedder import load_embedder
@@ -219,8 +208,8 @@ async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) ->
 
 
 def context_limit(pool: BlockPool, of_model: int | None, requested: int | None) -> int:
-    """Return the most tokens that one request may have: `requested`, or else the limit of pool and
-    model. Raises InvalidRequestError if `requested` exceeds that limit."""
+    """Return the most tokens of one request. Raises InvalidRequestError if `requested` exceeds the
+    limit of pool and model."""
     of_pool = _pool_tokens(pool)
     limit = min(of_pool, of_model or _MAX_CONTEXT)
     if requested is not None and requested > limit:
@@ -230,7 +219,6 @@ def context_limit(pool: BlockPool, of_model: int | None, requested: int | None) 
 
 
 def _pool_tokens(pool: BlockPool) -> int:
-    """Return the length, in tokens, of the longest sequence that fits into an empty pool."""
     low, high = 0, _MAX_CONTEXT // BLOCK_TOKENS
     while low < high:
         middle = (low + high + 1) // 2
@@ -244,7 +232,6 @@ def _pool_tokens(pool: BlockPool) -> int:
 def _build_serving(
     thread: EngineThread, app: App, settings: ServeSettings, turns: TurnsPort | None = None
 ) -> Serving:
-    """Build the application on top of an engine; several models share `turns`."""
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.description import read_context
     from semantic.adapters.mlx.model.provider import find_folder
@@ -297,8 +284,6 @@ def _build_serving(
 
 
 def _grammar_checks(model: MLXBackend) -> GrammarChecks:
-    """Return an object that checks grammars in separate processes; this process compiles only
-    grammars that passed the check."""
     from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess
 
     grammars, verdicts = model.grammars, Verdicts()
@@ -332,7 +317,7 @@ def _served_model(
 
 
 def _warn_of_differences(app: App, *, together: bool) -> None:
-    """Log a warning for each reason why an answer may depend on more than its own request."""
+    """Log each reason why an answer may depend on other requests."""
     if app.settings.any_chip:
         logger.warning(_ANY_CHIP)
     if not together:
@@ -365,8 +350,7 @@ def _transfers(
 
 
 def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the listed names of the model, and the other names that requests may use: the model's
-    own name and its folder's path."""
+    """Return the listed names of the model, and the other names that requests may use."""
     given, adapter = settings.engine.model, settings.engine.adapter
     own = model_name(given)
     if adapter is not None:
@@ -383,8 +367,8 @@ def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[st
 def with_adapters(
     models: Sequence[ServeSettings], given: Sequence[str]
 ) -> list[list[ServeSettings]]:
-    """Return a list for each of `models`: the model, then the model with each of its adapters in
-    `given`. Raises InvalidRequestError."""
+    """Return a list for each of `models`: the model, then the model with each of its adapters.
+    Raises InvalidRequestError."""
     adapters = [parse_adapter(one) for one in given]
     alone = Counter(adapter.name for _, adapter in adapters)
     groups = [[one] for one in models]
@@ -396,7 +380,6 @@ def with_adapters(
 
 
 def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> int:
-    """Return the index in `models` of the base of an adapter. Raises InvalidRequestError."""
     for number, one in enumerate(models):
         if base in one.names or (base is None and len(models) == 1):
             return number
@@ -408,8 +391,8 @@ def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> i
 
 
 def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = True) -> ServeSettings:
-    """Return `model` with `adapter`. `model.names` must be set. With `is_alone`, the adapter's name
-    without the base's name is an alias."""
+    """Return `model` with `adapter`. `model.names` must be set. With `is_alone`, the adapter's own
+    name is an alias."""
     return replace(
         model,
         engine=replace(model.engine, adapter=adapter),
@@ -420,15 +403,14 @@ def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = Tru
 
 
 def log_tenants(secret: bytes, tenants: Sequence[str]) -> None:
-    """Log the number of each API key, with the id that operators use for the key's tenant."""
+    """Log the id of each API key's tenant."""
     for number, name in enumerate(tenants, 1):
         found = tenant_id(secret, tenant_tag(secret, name))
         logger.info("API key %d of %d is tenant %s", number, len(tenants), found)
 
 
 def sampling_of(settings: ServeSettings, folder: Path) -> SamplingParams:
-    """Return the default sampling parameters of requests. A parameter that is None in the settings
-    comes from the model in `folder`."""
+    """Return the default sampling parameters. The model in `folder` supplies the missing ones."""
     from semantic.adapters.mlx.model.description import read_sampling
 
     of_model = read_sampling(folder)

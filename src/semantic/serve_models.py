@@ -1,6 +1,4 @@
-"""Composition root of several models: one thread, one store, one budget of bytes. In a server,
-`residency` decides which models are loaded; in a program all models stay loaded. Knows nothing
-about APIs."""
+"""Composition root of several models, with one thread, one store and one memory budget."""
 
 from __future__ import annotations
 
@@ -67,24 +65,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger("semantic.server")
 
 _TIER_FRACTION = 8
-"""Divisor: the store's memory tier gets at most the budget divided by this number."""
+"""Divisor of the budget for the most memory of the store's memory tier."""
 _MIN_TIER_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ModelsSettings:
-    """Several models; the first serves requests that name no model. The first `loaded` models load
-    at the start, as far as they fit together; each other model loads at its first request. `kept`
-    has names of models that stay loaded. Weights, pools and the store's memory take at most
-    `max_bytes`, by default the process's memory minus `reserved_bytes` for other parts. A model is
-    unloaded after `ttl` seconds without a request; None means never."""
+    """Several models. The first one serves requests without a model's name."""
 
     models: Sequence[ServeSettings]
     loaded: int = 1
+    """Models to load at the start; others load at their first request."""
     kept: Sequence[str] = ()
+    """Names of models that stay loaded."""
     max_bytes: int | None = None
+    """The limit on weights, pools and the store's memory."""
     reserved_bytes: int = 0
+    """Memory for other parts of the process."""
     ttl: float | None = None
+    """Seconds without a request after which a model unloads, or None."""
     max_waiting: int = 256
     patience: Patience = field(default_factory=Patience)
 
@@ -94,10 +93,9 @@ async def load_models(
     on_store_unavailable: OnStoreUnavailable | None = None,
     loop: StepLoop | None = None,
 ) -> ManagedModels:
-    """Open the parts that the models share, load the first model, and load further models in the
-    background. Other engines may use `loop` too. Raises the same errors as `serve.load_serving`,
-    plus InvalidRequestError for two models with the same name, an unknown name in `kept`, or a
-    model that exceeds the budget."""
+    """Load the first model, and others in the background. Raises the same errors as
+    `serve.load_serving`. Raises InvalidRequestError for a duplicate or unknown name, or a model
+    that exceeds the budget."""
     first = settings.models[0].engine
     loop = loop or guarded_loop(first, logger.info)
 
@@ -134,21 +132,21 @@ async def load_models(
 
 @dataclass(frozen=True, slots=True)
 class ModelsPlan:
-    """The bytes that models need according to their files, and the limit `capacity`."""
+    """The bytes that models need, and the limit `capacity`."""
 
     models: Sequence[KnownModel]
     capacity: int
 
     @property
     def n_bytes(self) -> int:
-        """Bytes for all models together; shared weights count once."""
+        """Bytes of all models together. Shared weights count once."""
         weights = {one.weights.key: one.weights.n_bytes for one in self.models}
         return sum(weights.values()) + sum(one.n_bytes for one in self.models)
 
 
 def plan_models(settings: ModelsSettings) -> ModelsPlan:
-    """Return the plan that `load_models` would follow, without loading anything. Call this function
-    on MLX's thread. Raises the same errors as `load_models`."""
+    """Return the plan of `load_models` without loading anything. Call this on MLX's thread. Raises
+    the same errors as `load_models`."""
     store, capacity = _shares(settings)
     known = []
     for number, one in enumerate(settings.models):
@@ -158,7 +156,6 @@ def plan_models(settings: ModelsSettings) -> ModelsPlan:
 
 
 def _shares(settings: ModelsSettings) -> tuple[Settings, int]:
-    """Return the settings of the store that the models share, and the bytes left for the models."""
     first = settings.models[0].engine
     budget = (settings.max_bytes or planned_bytes(memory_of(first))) - settings.reserved_bytes
     tier = first.memory_bytes or _tier_bytes(budget)
@@ -166,10 +163,10 @@ def _shares(settings: ModelsSettings) -> tuple[Settings, int]:
 
 
 class ResidentModels:
-    """Models that stay loaded until `close`; the first serves requests that name no model."""
+    """Models that stay loaded until `close`."""
 
     def __init__(self, servings: Sequence[Serving] = (), shared: Shared | None = None) -> None:
-        """`close` also closes `shared`, the parts that the models share."""
+        """`close` also closes `shared`."""
         self.servings = list(servings)
         self._shared = shared
 
@@ -193,7 +190,7 @@ class ResidentModels:
         await asyncio.to_thread(self._close_shared)
 
     def end(self) -> None:
-        """Do the work of `close` on a thread without an event loop; block until all is closed."""
+        """Close all models, on a thread without an event loop. Blocks."""
         for one in self.servings:
             one.end()
         self._close_shared()
@@ -207,9 +204,8 @@ class ResidentModels:
 async def load_resident(
     models: Sequence[ServeSettings], on_store_unavailable: OnStoreUnavailable | None = None
 ) -> ResidentModels:
-    """Load a model, or several models with shared weights, each with an equal part of the pool. The
-    store has the first model's settings. Raises the same errors as `serve.load_serving`, after
-    unloading every model."""
+    """Load models with shared weights and equal parts of the pool. Raises the same errors as
+    `serve.load_serving`."""
     if len(models) == 1:
         return ResidentModels([await load_serving(models[0], on_store_unavailable)])
     first = models[0].engine
@@ -235,8 +231,6 @@ async def load_resident(
 def _residency(
     settings: ModelsSettings, known: Sequence[ServedModel], loader: _Loader, capacity: int
 ) -> Residency:
-    """Return the `Residency` of all models. Raises InvalidRequestError in the same cases as
-    `load_models`."""
     _require_different(known)
     kept = {_named(name, known).id for name in settings.kept}
     residency = Residency(capacity, settings.patience)
@@ -252,14 +246,13 @@ def _residency(
 
 
 def _tier_bytes(budget: int) -> int:
-    """Return the size of the store's memory tier, a part of the models' `budget`."""
     return min(default_memory_tier_bytes(budget), max(_MIN_TIER_BYTES, budget // _TIER_FRACTION))
 
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model to load, which needs `n_bytes` in addition to its weights; `states` are the states of
-    the model's files at the time of reading."""
+    """A model to load, which needs `n_bytes` besides its weights. `states` are the states of its
+    files."""
 
     settings: ServeSettings
     n_bytes: int
@@ -279,8 +272,7 @@ class _Loader:
         self._has_frozen = False
 
     async def add(self, settings: ServeSettings) -> ServedModel:
-        """Add a model without reading its weights; download a missing hub model. Raises the same
-        errors as `load`."""
+        """Add a model without reading its weights. Raises the same errors as `load`."""
         settings = replace(settings, is_first=not self.known)
         served, known = await self._described(settings)
         self._given[served.id], self.known[served.id] = settings, known
@@ -307,7 +299,6 @@ class _Loader:
         return await self.add(own)
 
     async def _require_fits(self, remote: RemoteModel) -> None:
-        """Raise InvalidRequestError for a model that does not fit by itself."""
         own = self._shared.settings
 
         def describe(folder: Path) -> int:
@@ -342,8 +333,8 @@ class _Loader:
         )
 
     async def freeze(self) -> None:
-        """Exempt existing objects from garbage collections until `close`: a collection in `free`
-        stops all models. Does nothing if the program has frozen objects before."""
+        """Exempt existing objects from garbage collection until `close`: a collection stops all
+        models."""
         await self.free()
         self._has_frozen = gc.get_freeze_count() == 0
         if self._has_frozen:
@@ -364,7 +355,6 @@ class _Loader:
         return serving, self.known[name].weights
 
     def _weigh(self, weights: Weights, n_bytes: int) -> None:
-        """Update the size of `weights` in all models with these weights."""
         for name, known in self.known.items():
             if known.weights == weights:
                 self.known[name] = replace(known, weights=replace(weights, n_bytes=n_bytes))
@@ -385,8 +375,6 @@ class _Loader:
 def _describe(
     settings: ServeSettings, folder: Path, store: Settings, capacity: int
 ) -> tuple[ServedModel, KnownModel]:
-    """Return one of several models as described by its files; `store` has the open store's
-    settings."""
     states = _states(settings.engine)
     found = describe_model(folder, adapter=settings.engine.adapter_folder)
     own = 0 if found.adapter is None else found.adapter.n_bytes
@@ -412,15 +400,13 @@ def _describe(
 
 
 def _with_pool(own: Settings, store: Settings, capacity: int, weights: int) -> Settings:
-    """Return a model's settings for the open store. The size of the pool does not depend on other
-    models."""
+    """Return a model's settings. The size of its pool does not depend on other models."""
     if own.pool_bytes is None and own.pool_blocks is None:
         own = replace(own, pool_bytes=default_pool_bytes(capacity, weights))
     return replace(own, use_disk=store.use_disk, memory_bytes=store.memory_bytes)
 
 
 def _states(settings: Settings) -> Mapping[str, object]:
-    """Return the states of a model's files; empty for missing files."""
     with suppress(OSError, SemanticError):
         return file_states(settings)
     return {}

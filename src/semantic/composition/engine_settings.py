@@ -1,4 +1,4 @@
-"""Settings: the description of an engine to build, and the command-line flags for settings."""
+"""The settings of an engine, and their command-line flags."""
 
 from __future__ import annotations
 
@@ -15,65 +15,61 @@ STORE_VARIABLE: Final = "SEMANTIC_STORE"
 """Environment variable with the store's folder."""
 
 ADAPTER_MARK = "+"
-"""Separates the names of a model and its adapter."""
+"""Separates the name of a model from its adapter's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedAdapter:
-    """An adapter in `folder`. With this adapter, a model's name is the base's name plus `name`."""
+    """An adapter in `folder`. `name` becomes part of the model's name."""
 
     name: str
     folder: Path
 
     def named(self, base: str) -> str:
-        """Return the name of a model: the base model's name `base` with this adapter's name."""
+        """Return the name of the model `base` with this adapter."""
         return f"{base}{ADAPTER_MARK}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Describes an engine to build: its `model`, and an `adapter` for the model or None.
-
-    `pool_bytes` and `pool_blocks` limit the pool; if both are None, `default_pool_bytes` does. At
-    most `max_batch` requests decode in one step.
-
-    The store has a memory tier of `memory_bytes` and, with `use_disk`, a disk tier of `disk_bytes`
-    in the folder `store`. For None, see `default_memory_tier_bytes`, `default_disk_bytes` and
-    `default_store_folder`. Once the disk tier has written `disk_bytes_a_day`, it writes only at
-    ends of turns; the drive's rating is `disk_rated_bytes`.
-
-    `process_bytes` is the memory that the process may use, see `guarded_loop`; default budgets are
-    fractions of this memory. `weights_bytes` limits the weights of one of several models.
-
-    `any_chip` shares blocks with other kinds of chips: see `fingerprint`. `fleet_secret` is the
-    file with the secret for tenants' tags, by default $SEMANTIC_FLEET_SECRET_FILE; without a file
-    every store has its own secret. `remote` is the URL of the object store that a fleet shares;
-    with `remote_bytes`, this process evicts objects beyond that limit. `ranks` are the processes
-    that compute the model together, including this one.
-    """
+    """An engine to build."""
 
     model: str = DEFAULT_MODEL
     pool_bytes: int | None = None
+    """The limit of the pool, if `pool_blocks` is None."""
     pool_blocks: int | None = None
     use_disk: bool = False
+    """True for a disk tier in the folder `store`."""
     store: Path | None = None
     disk_bytes: int | None = None
+    """The limit of the disk tier."""
     disk_bytes_a_day: int | None = None
+    """Above this, the disk tier writes only at ends of turns."""
     disk_rated_bytes: int | None = None
+    """The drive's rating of bytes to write."""
     memory_bytes: int | None = None
+    """The limit of the store's memory tier."""
     max_batch: int = 32
+    """Most requests that decode in one step."""
     process_bytes: int | None = None
+    """The limit on the memory of the process."""
     any_chip: bool = False
+    """True to share blocks with other kinds of chips."""
     fleet_secret: Path | None = None
+    """The path of the file with the fleet's secret."""
     adapter: NamedAdapter | None = None
     weights_bytes: int | None = None
+    """The limit on the weights of the model."""
     remote: str | None = None
+    """The URL of a fleet's object store."""
     remote_bytes: int | None = None
+    """The limit of the object store, which this process enforces."""
     ranks: PlacementPort | None = None
+    """The processes that compute the model together."""
 
     @property
     def label(self) -> str:
-        """The model's name in the manifests of agents; `load_tokenizer` accepts this name."""
+        """The model's name in manifests, for `load_tokenizer`."""
         return self.model if self.adapter is None else self.adapter.named(self.model)
 
     @property
@@ -82,9 +78,8 @@ class Settings:
 
 
 class Flag:
-    """A setting's flag on the command line. `names` are the spellings, by default the setting's
-    name. The help shows the flag under the heading `panel`. With `completes_models`, a shell
-    completes the flag's value from names of models."""
+    """A setting's flag on the command line. `names` are its spellings, by default the setting's
+    name. `panel` is its heading in the help."""
 
     def __init__(
         self,

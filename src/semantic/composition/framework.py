@@ -1,5 +1,5 @@
-"""The parts of the framework: the device, BLAS, and the loader of models. Imports MLX inside
-functions, so that importing this module loads no framework."""
+"""The parts that depend on the framework: the device, BLAS, and the loader of models. Imports MLX
+inside functions."""
 
 from __future__ import annotations
 
@@ -29,17 +29,15 @@ _ARENAS = 2
 
 
 def be_program() -> None:
-    """Set up this process as a program that runs only our own code and computes only with MLX.
-    `import torch` will fail, which saves the seconds that transformers would spend on it. MLX
-    compiles in a folder of this process. Without this call (in a program that uses the library), a
-    shared MLX folder that other users can write to is an error."""
+    """Set up this process as a program that computes only with MLX. Afterwards `import torch`
+    fails, which saves seconds in transformers. MLX compiles its kernels in a private folder."""
     cast("dict[str, ModuleType | None]", sys.modules).setdefault("torch", None)
     _is_program.set()
 
 
 def _share_arenas() -> None:
-    """Let threads share glibc's arenas. With an arena per thread, free memory stays scattered, and
-    a server that loads models in turn grows by megabytes a minute."""
+    """Let threads share glibc's arenas. Otherwise a server that loads models in turn grows by
+    megabytes a minute."""
     import ctypes  # not needed by commands that only print help
 
     if sys.platform == "linux":
@@ -48,15 +46,15 @@ def _share_arenas() -> None:
 
 
 def kernel_folder() -> Path:
-    """Return the folder where MLX compiles kernels, writable by this user alone. Raises
-    BackendError if other users can write to it."""
+    """Return the folder where MLX compiles kernels. Raises BackendError if other users can write to
+    it."""
     from semantic.adapters.mlx import kernel_files
 
     return kernel_files.own() if _is_program.is_set() else kernel_files.require_own()
 
 
 def free_memory() -> None:
-    """Free the memory of models that have no references. Call this function on MLX's thread."""
+    """Free the memory of unused models. Call this on MLX's thread."""
     from semantic.adapters.mlx.device import free_memory
 
     free_memory()
@@ -71,21 +69,21 @@ def read_device() -> Device:
 
 
 def blas_status() -> BlasStatus:
-    """Return which BLAS CPU computations use; see `adapters.mlx.load_openblas`."""
+    """Return which BLAS computes on the CPU."""
     from semantic.adapters.mlx import BLAS_STATUS
 
     return BLAS_STATUS
 
 
 def blas_kernel() -> str:
-    """Return the name of the BLAS kernel for CPU computations; see `adapters.mlx.blas_kernel`."""
+    """Return the name of the BLAS kernel for the CPU."""
     from semantic.adapters.mlx import blas_kernel
 
     return blas_kernel()
 
 
 def read_bare_model(model: object) -> ModelCacheSpec | None:
-    """Return the cache spec of a model object of mlx-lm; None for any other object."""
+    """Return the cache spec of a model object of mlx-lm, or None for any other object."""
     from semantic.adapters.mlx.kv_cache.model_spec import read_spec
 
     return read_spec(model)
@@ -100,7 +98,7 @@ def register_readers() -> None:
 
 
 def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
-    """Return the loader of models; only loading weights needs `settings`."""
+    """Return the loader of models."""
     if _is_program.is_set():
         _share_arenas()
     try:

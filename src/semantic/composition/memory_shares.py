@@ -1,5 +1,4 @@
-"""Computes how much memory the process and its parts may use, and sets up the memory guard. Knows
-devices and loops, not names of models or files of stores."""
+"""Computes how much memory the process and its parts may use."""
 
 from __future__ import annotations
 
@@ -44,21 +43,20 @@ _MIN_MEMORY_TIER_BYTES = 64 * _MIB
 
 
 def default_pool_of(settings: Settings) -> int:
-    """Return the pool's limit in bytes, given the weights loaded now. Call this on MLX's thread."""
+    """Return the pool's limit in bytes, given the loaded weights. Call this on MLX's thread."""
     return default_pool_bytes(memory_of(settings), read_device().used_bytes)
 
 
 def default_pool_bytes(memory: int, weights: int) -> int:
-    """Return the pool's limit, in bytes, for a process that may use `memory` bytes: a quarter of
-    `memory`, or less if `weights`, the memory tier and the unplanned part leave less. The limit is
-    at least 64 MiB."""
+    """Return the pool's limit in bytes: a quarter of `memory`, or less if `weights` need the rest.
+    At least 64 MiB."""
     left = planned_bytes(memory) - default_memory_tier_bytes(memory) - weights
     return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, left))
 
 
 def pool_share(settings: Settings, n_models: int) -> Settings:
-    """Return `settings` with one of `n_models` equal parts of the pool, for models that share
-    weights. Call this function on MLX's thread. Raises the same errors as `load`."""
+    """Return `settings` with one of `n_models` equal parts of the pool. Call this on MLX's thread.
+    Raises the same errors as `load`."""
     n_bytes, n_blocks = settings.pool_bytes, settings.pool_blocks
     if n_blocks is not None:
         settings = replace(settings, pool_blocks=n_blocks // n_models)
@@ -70,17 +68,18 @@ def pool_share(settings: Settings, n_models: int) -> Settings:
 
 
 def planned_bytes(memory: int) -> int:
-    """Return the bytes that weights, pools and memory tier share in a process of `memory` bytes."""
+    """Return the bytes for weights, pools and memory tier in a process of `memory` bytes."""
     return memory - memory // _UNPLANNED_FRACTION - _BASE_BYTES
 
 
 def default_memory_tier_bytes(memory: int) -> int:
-    """Return the limit of the store's memory tier: a sixteenth of the memory, at least 64 MiB."""
+    """Return the limit of the store's memory tier in bytes: a sixteenth of the memory, at least 64
+    MiB."""
     return max(_MIN_MEMORY_TIER_BYTES, memory // _MEMORY_TIER_FRACTION)
 
 
 def memory_of(settings: Settings) -> int:
-    """Return the bytes that the process may use: `process_bytes`, at most the device's memory."""
+    """Return the bytes that the process may use."""
     device = read_device()
     if settings.process_bytes is None:
         return default_process_bytes(device) // (settings.ranks.here if settings.ranks else 1)
@@ -88,16 +87,15 @@ def memory_of(settings: Settings) -> int:
 
 
 def default_process_bytes(device: Device, weights: int = 0, sharing: int = 1) -> int:
-    """Return the default memory limit of a process: nine tenths of the free memory of `device`,
-    divided among `sharing` processes. If `weights` need more, the limit grows, at most to all of
-    the memory."""
+    """Return the default memory limit of a process in bytes: nine tenths of the free memory,
+    divided among `sharing` processes. `weights` may raise it."""
     part, whole = _PROCESS_SHARE
     share = device.free_bytes * part // whole // sharing
     return min(device.memory_bytes, max(share, least_process_bytes(weights)))
 
 
 def least_process_bytes(weights: int) -> int:
-    """Return the smallest process memory with which a model of `weights` bytes is usable."""
+    """Return the least memory of a process with `weights` bytes of weights."""
     least = _BASE_BYTES + weights + _MIN_POOL_BYTES
     unplanned, tier = _UNPLANNED_FRACTION, _MEMORY_TIER_FRACTION
     with_part = least * unplanned * tier // (unplanned * tier - unplanned - tier)
@@ -108,10 +106,9 @@ def least_process_bytes(weights: int) -> int:
 def promised(
     settings: Settings, others: Sequence[str] = (), embedding: str | None = None, sharing: int = 1
 ) -> Settings:
-    """Return `settings` with a memory limit of the process: by default the limit for one of
-    `sharing` processes on the machine. Call this function on MLX's thread. The model of `settings`
-    and each model of `others` must fit in the limit by itself, next to the model `embedding`.
-    Otherwise raises CapacityError before reading weights. Also raises the same errors as `load`."""
+    """Return `settings` with a memory limit for one of `sharing` processes. Call this on MLX's
+    thread. Raises CapacityError if a model does not fit by itself, and the same errors as
+    `load`."""
     device, (beside, *answering) = (
         read_device(),
         map(_weights_of, (embedding, settings.model, *others)),
@@ -143,7 +140,7 @@ def _weights_of(model: str | None) -> int:
 
 
 def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], None]) -> None:
-    """Let `loop` free caches to keep the process below `process_bytes`; None sets no limit."""
+    """Keep the process below `process_bytes` by freeing caches. None sets no limit."""
     from semantic.application.engine.memory_guard import Memory, MemoryGuard
 
     if settings.process_bytes is None:
@@ -165,7 +162,7 @@ def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], Non
 
 
 def memory_left(settings: Settings) -> int:
-    """Return the bytes that the process may still use; negative if the process uses too many."""
+    """Return the bytes that the process may still use, or less than 0."""
     from semantic.adapters.mlx.device import memory_in_use, memory_to_spare
 
     left = sys.maxsize if settings.process_bytes is None else settings.process_bytes
@@ -175,7 +172,7 @@ def memory_left(settings: Settings) -> int:
 
 
 def heed_ranks(loop: StepLoop, model: BatchBackend) -> None:
-    """Let the memory guard of `loop` count the memory left on every rank, if `model` has ranks."""
+    """Count the memory left on every rank, if `model` has ranks."""
     from semantic.adapters.mlx.device import memory_in_use, memory_kept
     from semantic.adapters.mlx.ranks.leading import LeadingBackend
     from semantic.application.engine.memory_guard import Memory
@@ -195,7 +192,7 @@ def guarded_loop(settings: Settings, report: Callable[[str], None]) -> StepLoop:
 
 
 def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
-    """Let the memory guard of `loop` free the memory tier of `store`, then idle caches. Raises
+    """Let the memory guard free the memory tier of `store`, then idle caches. Raises
     InvalidRequestError if the process already uses most of its limit."""
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.tiered import TieredStore

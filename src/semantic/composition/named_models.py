@@ -1,5 +1,4 @@
-"""Finds models by name, among aliases, folders, the hub's cache and the hub. Also finds adapters.
-Knows files and names, but no engines. Imports the package `adapters` inside functions."""
+"""Finds models and adapters by name, among aliases, folders and the hub."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 _HUB_CACHE = "models--"
-"""The beginning of the name of a model's folder in the hub's cache."""
+"""The beginning of a model's folder name in the hub's cache."""
 
 
 def parse_adapter(given: str) -> tuple[str | None, NamedAdapter]:
-    """Parse `[[BASE+]NAME=]PATH`: return the base's name or None, and the adapter. The folder's
-    name is the default for NAME. Raises InvalidRequestError."""
+    """Parse `[[BASE+]NAME=]PATH`; return the base's name or None, and the adapter. Raises
+    InvalidRequestError."""
     named, mark, path = given.partition("=")
     if not mark:
         named, path = model_path(given).name, given
@@ -49,8 +48,7 @@ def named_adapter(name: str, path: str | Path) -> NamedAdapter:
 
 
 def model_name(model: str) -> str:
-    """Return a model's name. For a folder, the name is the last part of the path, or the hub id if
-    the folder is in the hub's cache. Other names stay as they are. The folder need not exist."""
+    """Return a model's name. For a folder, this is the last part of its path, or its hub id."""
     path = model_path(model)
     if not model.startswith(("/", "~", ".")) and not path.is_dir():
         return model
@@ -69,9 +67,8 @@ def model_path(model: str) -> Path:
 
 
 def model_of(name: str) -> str:
-    """Return the model for `name`: an alias's model, or `name` itself if `name` is a folder or not
-    an alias. Raises InvalidRequestError if `name` may be an alias and the file of aliases is
-    unreadable."""
+    """Return the model of an alias; any other name stays unchanged. Raises InvalidRequestError if
+    the file of aliases is unreadable."""
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases
 
     if name == DEFAULT_MODEL or not is_alias_name(name) or model_path(name).is_dir():
@@ -80,9 +77,8 @@ def model_of(name: str) -> str:
 
 
 def remember_served(model: str, names: Sequence[str]) -> None:
-    """Make `names` aliases of `model`, except invalid names and the user's own aliases. Raises
-    InvalidRequestError if the file of aliases is unreadable, and OperatorError if writing this file
-    fails."""
+    """Make `names` aliases of `model`, but keep the user's own aliases. Raises InvalidRequestError
+    if the file of aliases is unreadable, and OperatorError if writing it fails."""
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases, set_alias
 
     of_user = read_aliases().aliases if names else {}
@@ -93,14 +89,14 @@ def remember_served(model: str, names: Sequence[str]) -> None:
 
 
 def permanent_name(model: str) -> str:
-    """Return `model` in a form for files: a folder as an absolute path, other names unchanged."""
+    """Return `model` in a form for files: a folder as an absolute path."""
     path = model_path(model)
     return str(path) if model != DEFAULT_MODEL and path.is_dir() else model
 
 
 @contextmanager
 def suggesting(model: str) -> Iterator[None]:
-    """Add the most similar known name to a ModelNotFoundError from the `with` block."""
+    """Add the most similar name to a ModelNotFoundError from the `with` block."""
     try:
         yield
     except ModelNotFoundError as error:
@@ -111,7 +107,7 @@ def suggesting(model: str) -> Iterator[None]:
 
 
 def similar_model(name: str) -> str | None:
-    """Return the alias or model that is `most_similar` to `name`; None if none is similar."""
+    """Return the alias or model with the most similar name, or None."""
     from semantic.adapters.hub.aliases import read_aliases
     from semantic.adapters.hub.hub_cache import cached_ids
 
@@ -122,8 +118,7 @@ def similar_model(name: str) -> str | None:
 
 
 def load_tokenizer(model_id: str) -> MLXTokenizer:
-    """Return a model's tokenizer, without loading weights; with an adapter, the base's tokenizer.
-    Raises the same errors as `load`."""
+    """Return a model's tokenizer without loading weights. Raises the same errors as `load`."""
     mlx_provider()
     from semantic.adapters.mlx.model.provider import load_tokenizer
 
@@ -137,8 +132,8 @@ def load_tokenizer(model_id: str) -> MLXTokenizer:
 def describe_model(
     folder: Path, weights_bytes: int | None = None, adapter: Path | None = None
 ) -> ModelDescription:
-    """Return the memory needs of the model in `folder` without loading weights; see
-    `description.describe`. Raises its errors, plus OperatorError if MLX is not usable."""
+    """Return the memory needs of a model without loading weights. Raises the errors of
+    `description.describe`, and OperatorError if MLX is not usable."""
     mlx_provider()
     from semantic.adapters.mlx.model.description import describe
 
@@ -146,8 +141,7 @@ def describe_model(
 
 
 def find_model(model: str) -> Path:
-    """Return the folder of `model`; downloads a missing hub model. Raises the same errors as
-    `load`."""
+    """Return the folder of `model`; download a missing one. Raises the same errors as `load`."""
     mlx_provider()
     from semantic.adapters.mlx.model.provider import find_folder
 
@@ -156,8 +150,8 @@ def find_model(model: str) -> Path:
 
 
 def file_states(settings: Settings) -> Mapping[str, object]:
-    """Return the files of a model and its adapter. Each file has a state that changes with the
-    file's content. Raises the same errors as `find_model`, plus OSError."""
+    """Return the files of a model and its adapter. A file's state changes with its content. Raises
+    the same errors as `find_model`, and OSError."""
     from semantic.adapters.mlx.model.adapter import adapter_files
     from semantic.adapters.mlx.model.fingerprint import FileState
     from semantic.adapters.mlx.model.fingerprint import file_states as of_model
@@ -168,7 +162,7 @@ def file_states(settings: Settings) -> Mapping[str, object]:
 
 
 def find_remote(hub_id: str) -> RemoteModel:
-    """Return a model on the hub. Raises the same errors as `look_up`, plus ModelNotFoundError for a
+    """Return a model on the hub. Raises the same errors as `look_up`, and ModelNotFoundError for a
     model without weights."""
     from semantic.adapters.hub.remote import look_up
     from semantic.adapters.mlx.model.provider import HUB_FILES
@@ -182,8 +176,8 @@ def find_remote(hub_id: str) -> RemoteModel:
 def fetch_model(
     model: RemoteModel, on_arrived: OnArrived, is_stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Download the missing files of `model` to the hub's cache; several threads call `on_arrived`.
-    Raises the same errors as `download.pull`, plus OperatorError once `is_stopped` returns True."""
+    """Download the missing files of `model`. Several threads call `on_arrived`. Raises the same
+    errors as `download.pull`, and OperatorError once `is_stopped` returns True."""
     from semantic.adapters.hub import download
     from semantic.adapters.mlx.model.provider import HUB_FILES
     from semantic.ports.models import Arrived
@@ -204,5 +198,5 @@ def fetch_model(
 
 
 def own_names(model: str, given: str) -> tuple[str, ...]:
-    """Return the name of `model`, then `given` if `given` is an alias of the model."""
+    """Return the name of `model`, then `given` if it is an alias of the model."""
     return (model_name(model), *(() if model == given else (given,)))

@@ -1,6 +1,4 @@
-"""Finds parts in the packages above the engine: commands, shared stores, ranks of a model. Imports
-each part on demand; a missing package adds nothing. Uses no entry points: reading them would take a
-sixth of the time of `semantic --help`."""
+"""Finds parts of the server and of the fleet, if their packages are installed."""
 
 from __future__ import annotations
 
@@ -28,12 +26,12 @@ OPENERS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def tables() -> list[object]:
-    """Return the table of commands of each installed package."""
+    """Return the commands of each installed package."""
     return [import_module(name).TABLE for name in COMMANDS if _is_installed(name)]
 
 
 def opener(kind: str) -> object:
-    """Return the opener of parts of `kind`. Raises OperatorError if its package is missing."""
+    """Return the opener of `kind`. Raises OperatorError if its package is missing."""
     module, name = OPENERS[kind]
     if not _is_installed(module):
         raise OperatorError(f"cannot use {kind}: its package is missing; install semantic-engine")
@@ -44,8 +42,8 @@ def opener(kind: str) -> object:
 def placement(
     environment: Mapping[str, str], secret: Callable[[], bytes | None]
 ) -> PlacementPort | None:
-    """Return this process' place among the processes that `mlx.launch` started for one model; None
-    if `mlx.launch` did not start it. Raises the same errors as `Places`."""
+    """Return this process's rank among those of `mlx.launch`, or None without `mlx.launch`. Raises
+    the same errors as `Places`."""
     if _RANK not in environment:
         return None
     return cast("Places", opener("ranks"))(environment, secret)

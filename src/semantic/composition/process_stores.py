@@ -1,6 +1,4 @@
-"""Opens the stores that a process's settings describe: tiers of blocks, turns and responses. Knows
-folders, quotas and a fleet's object store; knows nothing about engines. Functions import their
-adapters."""
+"""Opens the stores of a process: tiers of blocks, turns and responses."""
 
 from __future__ import annotations
 
@@ -46,13 +44,13 @@ _GIB = 1 << 30
 
 
 FLEET_VARIABLE = "SEMANTIC_FLEET_SECRET_FILE"
-"""The environment variable with the path of the file that contains the fleet's secret."""
+"""The environment variable with the path of the fleet's secret."""
 
 RESPONSES_FILE = "responses.db"
-"""The file with responses in the store's folder."""
+"""The file with responses, in the store's folder."""
 
 TURNS_FILE = "turns.db"
-"""The file with turns in the store's folder."""
+"""The file with turns, in the store's folder."""
 
 # Write-behind queue in front of the disk tier, as large as the memory tier. Queued blocks are the
 # newest in the memory tier, which shares their bytes with the queue.
@@ -120,9 +118,9 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Sto
 
 
 def shared_store(settings: Settings) -> SharedStorePort | None:
-    """Return the store that a fleet shares, without sending a request; None if the settings have no
-    URL. Raises the same errors as `shared_place`, plus InvalidRequestError for a malformed URL, and
-    OperatorError if packages are missing."""
+    """Return the store that a fleet shares, or None without a URL. Sends no request. Raises the
+    same errors as `shared_place`, InvalidRequestError for a malformed URL, and OperatorError if
+    packages are missing."""
     place = shared_place(settings)
     if place is None:
         return None
@@ -131,7 +129,7 @@ def shared_store(settings: Settings) -> SharedStorePort | None:
 
 
 def require_shared(settings: Settings) -> SharedStorePort:
-    """Return `shared_store(settings)`. Raises InvalidRequestError if the settings have no URL."""
+    """Return `shared_store(settings)`. Raises InvalidRequestError without a URL."""
     shared = shared_store(settings)
     if shared is None:
         raise InvalidRequestError("remote_store: expected a URL")
@@ -139,8 +137,8 @@ def require_shared(settings: Settings) -> SharedStorePort:
 
 
 def shared_place(settings: Settings) -> tuple[str, bytes] | None:
-    """Return the URL of a fleet's object store and the fleet's secret; None if the settings have no
-    URL. Raises InvalidRequestError for a URL without a secret, and for a budget without a URL."""
+    """Return the URL of a fleet's object store and the fleet's secret; None without a URL. Raises
+    InvalidRequestError for a URL without a secret, and for a budget without a URL."""
     if settings.remote is None:
         if settings.remote_bytes is not None:
             raise InvalidRequestError("remote_gb also requires remote_store")
@@ -154,12 +152,12 @@ def shared_place(settings: Settings) -> tuple[str, bytes] | None:
 
 
 def upload_threads(cores: int) -> int:
-    """Return how many blocks a process with `cores` cores uploads at the same time."""
+    """Return the number of concurrent uploads of a process with `cores` cores."""
     return max(1, min(_MOST_UPLOADS, cores // _CORES_PER_UPLOAD))
 
 
 def new_step_observer(store: StorePort) -> StepObserver | None:
-    """Return the observer of engine steps that paces the store's uploads; None without pacing."""
+    """Return the observer of engine steps that paces the uploads, or None."""
     from semantic.adapters.stores.background import BackgroundStore
 
     queues = (one for one in _parts(store) if isinstance(one, BackgroundStore))
@@ -168,12 +166,12 @@ def new_step_observer(store: StorePort) -> StepObserver | None:
 
 
 def remote_tier(store: StorePort) -> LookUpPort | None:
-    """Return the tier that looks up requests before the queue; None without a remote tier."""
+    """Return the remote tier, or None."""
     return next((one for one in _parts(store) if isinstance(one, LookUpPort)), None)
 
 
 def durable_tier(store: StorePort) -> StorePort:
-    """Return the most durable tier on this machine, without the write queue in front of it."""
+    """Return the most durable tier on this machine."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.tiered import TieredStore
 
@@ -198,7 +196,7 @@ def local_tiers(store: StorePort) -> dict[Tier, MemoryStore | DiskStore]:
 
 
 def _parts(store: StorePort) -> Iterator[StorePort]:
-    """Yield a store and all its parts, fastest tier first; a queue comes before its tier."""
+    """Yield a store and all its parts, fastest tier first."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.tiered import TieredStore
 
@@ -211,7 +209,7 @@ def _parts(store: StorePort) -> Iterator[StorePort]:
 
 
 def open_events(endpoint: str, topic: str) -> EventsPort:
-    """Open the publisher of changes in the tiers. Raises the same errors as `OpensEvents`."""
+    """Open the publisher of changes. Raises the same errors as `OpensEvents`."""
     return cast("OpensEvents", opener("kv_events"))(endpoint, topic)
 
 
@@ -238,16 +236,15 @@ def open_disk(settings: Settings, observer: BlockObserver | None = None) -> Disk
 
 
 def fleet_secret(settings: Settings) -> bytes | None:
-    """Return the common secret of a fleet's stores; None if the settings name no file. Raises the
-    same errors as `read_fleet_secret`."""
+    """Return the fleet's secret, or None if the settings name no file. Raises the same errors as
+    `read_fleet_secret`."""
     given = settings.fleet_secret or os.environ.get(FLEET_VARIABLE)
     return read_fleet_secret(Path(given)) if given else None
 
 
 def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskResponsesPort:
-    """Return the store of responses: a file in the block store's folder, or memory, and a
-    fleet's object store. Raises the same errors as `shared_store`. The first use opens the file:
-    open the block store before. If the file fails, calls `warn` and keeps responses in memory."""
+    """Return the store of responses. Open the block store first. If the file fails, calls `warn`
+    and keeps responses in memory. Raises the same errors as `shared_store`."""
     from semantic.adapters.stores.conversations import FallbackResponses, SqliteResponses
     from semantic.application.chat.memory_responses import MemoryResponses
 
@@ -265,8 +262,8 @@ def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskRespo
 
 
 def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
-    """Return the cache of turns: in memory, and with `use_disk` also in the store's folder. Calls
-    `warn` if the file of turns fails."""
+    """Return the cache of turns, in memory and with `use_disk` on disk. Calls `warn` if the file
+    fails."""
     from semantic.adapters.stores.conversations import DiskTurns
     from semantic.application.chat.turn_cache import TurnCache
 
@@ -279,8 +276,7 @@ def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
 
 
 def store_folder(settings: Settings) -> Path:
-    """Return the store's folder; resolves a symbolic link of this user. Raises StoreError if there
-    is no home folder."""
+    """Return the store's folder. Raises StoreError without a home folder."""
     path = default_store_folder() if settings.store is None else settings.store
     if not path.is_symlink() or path.lstat().st_uid != os.geteuid():
         return path
@@ -288,13 +284,13 @@ def store_folder(settings: Settings) -> Path:
 
 
 def unfinished_folder(settings: Settings) -> Path | None:
-    """Return the folder for unfinished files of the open store; None if it has no disk tier."""
+    """Return the folder for unfinished files, or None without a disk tier."""
     return store_folder(settings) / "tmp" if settings.use_disk else None
 
 
 def default_store_folder() -> Path:
     """Return $SEMANTIC_STORE, or else "semantic/store" in the user's cache folder. Raises
-    StoreError if there is no home folder."""
+    StoreError without a home folder."""
     given = os.environ.get(STORE_VARIABLE)
     if given:
         return Path(given)
@@ -310,14 +306,12 @@ def default_store_folder() -> Path:
 
 
 def default_disk_bytes(free: int, used: int) -> int:
-    """Return the default quota of a store: `used` plus a tenth of the file system's `free` bytes,
-    at most 32 GiB. The quota is at least `used`, so that a default evicts nothing."""
+    """Return the default quota of a store in bytes: `used` plus a tenth of `free`, at most 32 GiB.
+    At least `used`, so that the default evicts nothing."""
     return max(used, min(_MAX_DISK_BYTES, free // _DISK_FRACTION + used))
 
 
 def _free_bytes(folder: Path) -> int:
-    """Return the free bytes on the file system of `folder`, which may be missing. Raises
-    StoreError."""
     existing = next(
         (path for path in (folder, *folder.absolute().parents) if path.exists()), folder
     )
@@ -328,18 +322,16 @@ def _free_bytes(folder: Path) -> int:
 
 
 FEWEST_BYTES = 32
-"""The fewest bytes of a secret that cannot be guessed."""
+"""The fewest bytes of a secret."""
 _MOST_BYTES = 4096
 _FEWEST_DIFFERENT = 8
 _FOR_OTHERS = 0o037
-"""Permissions that a secret's file must not have; its group may read it, as when mounted."""
+"""Permissions that a secret's file must not have."""
 
 
 def read_fleet_secret(path: Path) -> bytes:
-    """Return 32 bytes derived from the contents of `path` without a final line end. Logs and
-    messages never contain any part of these bytes. Raises InvalidRequestError unless this user or
-    root owns the file, other users cannot read it and the group cannot write it. The file must have
-    32 to 4096 bytes, at least 8 of them different."""
+    """Return 32 bytes derived from the file `path`. Raises InvalidRequestError if other users can
+    read or write it, or if it is too short or too long."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
