@@ -1,1 +1,1 @@
-"""The agents of a served model: finds each request's agent, and reports each agent's state."""
+"""The agents of a served model: their names, states and footprints."""

@@ -1,8 +1,6 @@
 """AgentDirectory: lists, describes, forks, pins and deletes the agents of one model.
 
-Combines the engine, which runs agents, with the store, which saves them. Methods with an `engine`
-parameter run on the engine's thread, between two steps; other methods may run on any thread. Knows
-nothing about transports.
+Methods with an `engine` parameter run on the engine's thread; other methods may run on any thread.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ from semantic.ports.store import StorePort
 MAX_ID_LENGTH = 256
 """The most characters of an agent's name."""
 _LOOKED = 200
-"""The most saved agents to read for a page, unless the page has more: each agent is a file."""
+"""The most saved agents to read for a page; each agent is a file."""
 
 Owner: TypeAlias = str | bytes
 """A tenant's name, or its tag if the engine does not know the name."""
@@ -59,8 +57,7 @@ Owner: TypeAlias = str | bytes
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The state of an agent in the engine at one moment. `tokens` and `note` are from the running
-    request or idle cache. The pool holds the first `pool_tokens` of the agent's saved tokens."""
+    """The state of an agent in the engine at one moment."""
 
     state: AgentState = "idle"
     tokens: int = 0
@@ -73,7 +70,7 @@ class AgentDirectory:
     """Lists and changes the agents of one model, for one tenant per call."""
 
     def __init__(self, store: StorePort, namespace: bytes, model: str) -> None:
-        """`namespace` identifies the model's content (see `namespace_of`), `model` names it."""
+        """`namespace` identifies the model's content, `model` names it."""
         self._store = store
         self._agents = store.agents
         self._namespace = namespace
@@ -84,8 +81,8 @@ class AgentDirectory:
     # On the engine's thread
 
     def owner(self, engine: BlockPoolBatchEngine, tenant: Tenant) -> Owner:
-        """Return the name of `tenant`, or the tenant's tag if the engine does not know the
-        name. Raises AgentNotFoundError for an unknown tenant."""
+        """Return the name of `tenant`, or its tag if the name is unknown. Raises
+        AgentNotFoundError."""
         if isinstance(tenant, str):
             return tenant
         owners = self.owners(engine)
@@ -94,7 +91,7 @@ class AgentDirectory:
         return owners[tenant]
 
     def owners(self, engine: BlockPoolBatchEngine) -> dict[TenantId, Owner]:
-        """Return the owners of all agents, saved or in the engine, by tenant id."""
+        """Return the owners of all agents by tenant id."""
         secret = self._store.secret
         names = {request.tenant for request in engine.requests if request.keep}
         names |= {key.tenant for key in engine.idle_caches.lru_order()}
@@ -109,9 +106,7 @@ class AgentDirectory:
     def activity(
         self, engine: BlockPoolBatchEngine, tenant: Owner, names: Collection[str] | None = None
     ) -> dict[str, Activity]:
-        """Return the activity of the tenant's agents that have a request, and of the agents in
-        `names` (None: all) that have an idle cache. A request with `keep` off belongs to no
-        agent."""
+        """Return, by name, the activity of agents with a request, and of the agents `names`."""
         pool, found = engine.pool, dict[str, Activity]()
         if isinstance(tenant, bytes):
             return found
@@ -165,7 +160,7 @@ class AgentDirectory:
     def pin(
         self, engine: BlockPoolBatchEngine, agent_id: str, tenant: Owner, *, pinned: bool
     ) -> None:
-        """See `AgentsPort.pin`. Raises StoreError if the store is too full to save the change."""
+        """See `AgentsPort.pin`. Raises StoreError."""
         self._require(agent_id, tenant, self.activity(engine, tenant, (agent_id,)))
         saved = self._agents.manifest(self.scope(tenant), agent_id)
         if saved is None:
@@ -234,10 +229,8 @@ class AgentDirectory:
         only: AgentFilter = EVERY_AGENT,
         seen: Mapping[str, Activity] | None = None,
     ) -> tuple[Sequence[Manifest], bool, str | None]:
-        """Return three values: at most `limit` saved agents that `only` accepts, last saved first;
-        whether more agents follow; the name of the last agent read. Starts after the agent `after`,
-        and reads a limited number of agents. `seen` has the activity of agents with a request.
-        Raises AgentNotFoundError if `after` is not saved."""
+        """Return a page of saved agents, last saved first. Also returns whether more agents
+        follow, and the last agent's name. Raises AgentNotFoundError if `after` is not saved."""
         scope, last = self.scope(tenant), None
         if after is not None:
             before = self._agents.manifest(scope, after)
@@ -261,7 +254,6 @@ class AgentDirectory:
         return found, next(walked, None) is not None, after
 
     def _saved_of(self, scope: Scope, names: Collection[str]) -> list[Manifest]:
-        """Return the manifests of the agents `names`, last saved first; skip unsaved agents."""
         saved = [one for name in names if (one := self._agents.manifest(scope, name)) is not None]
         return sorted(saved, key=lambda one: one.place, reverse=True)
 
@@ -274,8 +266,7 @@ class AgentDirectory:
         is_first: bool,
         only: AgentFilter = EVERY_AGENT,
     ) -> list[AgentSummary]:
-        """Return the summaries of the agents `saved`. With `is_first`, unsaved agents that have a
-        request come first. `seen` is the result of `activity` for the agents' names."""
+        """Return the summaries of the agents `saved`. Unsaved agents come on the first page."""
         scope, names = self.scope(tenant), {one.agent_id for one in saved}
         new = [
             self._unsaved(name, one)
@@ -286,7 +277,7 @@ class AgentDirectory:
         return [replace(one, children=self._children(one.id, tenant, seen)) for one in found]
 
     def show(self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]) -> AgentDetail:
-        """See `AgentsPort.show`. `seen` is the result of `activity` for the agent's name."""
+        """See `AgentsPort.show`."""
         manifest = self._agents.manifest(self.scope(tenant), agent_id)
         activity = seen.get(agent_id)
         children = self._children(agent_id, tenant, seen)
@@ -304,7 +295,6 @@ class AgentDirectory:
     def _children(
         self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
     ) -> tuple[str, ...]:
-        """Return the names of the agents, saved or with a request, whose parent is `agent_id`."""
         saved = self._agents.child_agents(self.scope(tenant), agent_id)
         asking = (name for name, one in seen.items() if parent_in(one.note) == agent_id)
         return tuple(sorted({*saved, *asking}))
@@ -337,8 +327,6 @@ class AgentDirectory:
         )
 
     def _unsaved(self, agent_id: str, activity: Activity) -> AgentSummary:
-        """Return the summary of an unsaved agent: its first turn is unfinished, or the store
-        refused to save the agent."""
         session, client = session_and_client_in(activity.note)
         return AgentSummary(
             id=agent_id,
@@ -362,7 +350,7 @@ def _is_one(only: AgentFilter, one: AgentSummary) -> bool:
 
 
 def require_id(agent_id: str) -> None:
-    """Raise InvalidRequestError unless `agent_id` is a valid agent name."""
+    """Raise InvalidRequestError unless `agent_id` is a valid name."""
     if not 1 <= len(agent_id) <= MAX_ID_LENGTH or not agent_id.isprintable():
         raise InvalidRequestError(
             f"agent name must have 1 to {MAX_ID_LENGTH} printable characters, got {agent_id!r:.80}"
@@ -381,7 +369,6 @@ _STATES: Mapping[Phase, RequestState] = {Phase.PREFILL: "prefill", Phase.DECODE:
 
 
 def _state(request: Request) -> RequestState:
-    """Return the displayed state of a request. Loading a stored prefix counts as prefill."""
     if request.phase is Phase.LOAD:
         return "prefill"
     return _STATES.get(request.phase, "queued")
@@ -397,7 +384,6 @@ _PLACES: Mapping[Tier, Place] = {
 
 
 def _place(footprint: AgentFootprint, block: ChainBlock, activity: Activity) -> Place:
-    """Return the fastest place, the pool or a tier, that holds a block."""
     if block.stop <= activity.pool_tokens:
         return "pool"
     found = _found(footprint, block)
@@ -408,7 +394,6 @@ _RESUMED_FROM = (Part.WINDOW, Part.CHECKPOINT)
 
 
 def _found(footprint: AgentFootprint, block: ChainBlock) -> Found | None:
-    """Return the index's entry of the block's first stored body; all its bodies are in one tier."""
     bodies = (footprint.found.get(block.key(part)) for part in Part)
     return next((one for one in bodies if one is not None), None)
 

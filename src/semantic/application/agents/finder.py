@@ -1,8 +1,6 @@
 """AgentFinder and AgentNames: find the agent that a request without an agent's name continues.
 
-The agent is the one whose last prompt is the longest prefix of the request's prompt. Requests with
-a client identity match only that identity's agents: see `SessionAgents`. Knows digests of prompts
-and the agents with a request in progress; knows nothing about engines, stores or text. A wrong
+A request continues the agent whose last prompt is the longest prefix of its own prompt. A wrong
 match affects only the name: requests share blocks by content.
 """
 
@@ -42,8 +40,6 @@ _Owner = tuple[bytes, str]
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt: the digest of its full blocks, and the tokens after these blocks as bytes."""
-
     blocks: bytes
     tail: bytes
 
@@ -54,10 +50,7 @@ def is_auto_named(agent_id: str) -> bool:
 
 
 class AgentFinder:
-    """Finds agents with generated names by their last prompt. Never finds an agent that a client
-    named: only a request with that name continues the agent. Looks a prompt up by the digest
-    of its full blocks, then by the tokens after these blocks. Thousands of agents with a common
-    prefix therefore cost as little as a few. Thread-safe."""
+    """Finds an agent by its last prompt, among agents with generated names. Thread-safe."""
 
     def __init__(self, tag: Callable[[str], bytes], max_agents: int = _MAX_AGENTS) -> None:
         """`tag` returns a tenant's tag in manifests."""
@@ -79,10 +72,8 @@ class AgentFinder:
         origin: Origin | None = None,
         thread: str = "",
     ) -> str:
-        """Return the agent that a prompt of `tokens` continues, or a new name. Takes the agent
-        whose last prompt is the longest prefix of `tokens`; among agents with the same prompt, the
-        most recently used. Never takes a `busy` agent. With an `origin`, takes an agent of that
-        identity, see `SessionAgents.find`. Call `remember` to record the match."""
+        """Return the agent that a prompt of `tokens` continues, or a new name. Never returns a
+        `busy` agent. With an `origin`, considers only agents of that client identity."""
         tag = self._tag(tenant)
         if origin is not None:
             with self._lock:
@@ -105,9 +96,8 @@ class AgentFinder:
         origin: Origin | None = None,
         thread: str = "",
     ) -> None:
-        """Record the agent's last prompt, without its generation prompt. `thread` contains the
-        digests of the prompt's messages (see `thread_of`). Does nothing for an agent that a client
-        named."""
+        """Record the agent's last prompt, without its generation prompt. Ignores agents that a
+        client named."""
         tag = self._tag(tenant)
         with self._lock:
             if not tokens or self._sessions.remember(tag, agent_id, origin, tokens, thread):
@@ -120,13 +110,12 @@ class AgentFinder:
                 self._drop(next(iter(self._prompts)))
 
     def origin(self, agent_id: str, tenant: str) -> Origin | None:
-        """Return the origin of an agent of a client identity; None for any other agent."""
+        """Return the agent's origin; None for an agent without a client identity."""
         with self._lock:
             return self._sessions.origin(self._tag(tenant), agent_id)
 
     def restore(self, manifests: Iterable[Manifest]) -> None:
-        """Add saved agents, most recently used first, behind all known agents in the order of use.
-        Skips imported agents: only requests that name an imported agent may use its cache."""
+        """Add saved agents, most recently used first. Skips imported agents."""
         for manifest in manifests:
             if manifest.scope.salt:
                 continue
@@ -136,7 +125,7 @@ class AgentFinder:
                 self._restore(manifest, prompt, origin)
 
     def forget(self, agent_id: str, tenant: str | bytes) -> None:
-        """Forget an agent of a tenant; `tenant` is the tenant's name or tag."""
+        """Forget an agent. `tenant` is the tenant's name or tag."""
         tag = tenant if isinstance(tenant, bytes) else self._tag(tenant)
         with self._lock:
             self._drop((tag, agent_id))
@@ -178,8 +167,6 @@ class AgentFinder:
 
 
 class _Tails:
-    """The agents whose prompts have the same full blocks, by the tokens after those blocks."""
-
     def __init__(self) -> None:
         self._names: dict[bytes, OrderedDict[str, None]] = {}  # least recently used first
         self._lengths: Counter[int] = Counter()
@@ -203,8 +190,7 @@ class _Tails:
                 del self._lengths[len(tail)]
 
     def longest(self, packed: bytes, busy: Container[str]) -> str | None:
-        """Return the agent with the longest tail that is a prefix of `packed`, except `busy`
-        agents. Does one look-up for each length of a tail."""
+        # one look-up for each length of a tail
         for length in sorted(self._lengths, reverse=True):
             names = self._names.get(packed[:length], ()) if length <= len(packed) else ()
             found = next((name for name in reversed(names) if name not in busy), None)
@@ -214,11 +200,9 @@ class _Tails:
 
 
 class SavedAgents:
-    """Reads the saved agents into a finder, last saved first, on its own thread. The server is
-    ready before the thread ends: only requests without an agent's name wait for the thread."""
+    """Reads the saved agents into a finder on its own thread."""
 
     def __init__(self, finder: AgentFinder, manifests: Iterable[Manifest]) -> None:
-        """The reading thread may consume `manifests` lazily."""
         self._finder = finder
         self._manifests = manifests
         self._stopped = False
@@ -230,12 +214,12 @@ class SavedAgents:
         self._thread.start()
 
     async def known(self) -> None:
-        """Wait until the finder knows all saved agents, or reading has stopped."""
+        """Wait until all saved agents are read."""
         if not self._done.done():
             await asyncio.wait([asyncio.wrap_future(self._done)])
 
     def stop(self) -> None:
-        """Stop reading. Returns once the thread no longer uses the store."""
+        """Stop the thread, and wait until it no longer uses the store."""
         self._stopped = True
         if self._thread.ident is not None:
             self._thread.join()
@@ -248,29 +232,26 @@ class SavedAgents:
 
 
 class AgentNames:
-    """Names the agents of requests in progress. Not thread-safe: for one event loop."""
+    """Names the agents of requests in progress. Not thread-safe."""
 
     def __init__(self, finder: AgentFinder, saved: SavedAgents | None = None) -> None:
-        """Requests without an agent's name wait until the finder knows the `saved` agents."""
         self._finder = finder
         self._saved = saved
         self._busy: dict[str, Counter[str]] = {}
 
     async def ready(self, ask: Ask) -> None:
-        """Wait until `claimed` can find the request's agent."""
+        """Wait until the finder can find the request's agent."""
         if self._saved is not None and not ask.agent:
             await self._saved.known()
 
     def close(self) -> None:
-        """Stop reading saved agents, because the store is closing."""
+        """Stop reading saved agents."""
         if self._saved is not None:
             self._saved.stop()
 
     @contextmanager
     def claimed(self, prepared: Prepared, ask: Ask) -> Iterator[str]:
-        """Yield the name of the request's agent; during the `with` block, requests without an
-        agent's name do not match this agent. A request with `keep` off claims no agent and changes
-        no record."""
+        """Yield the name of the request's agent, and reserve the agent during the `with` block."""
         busy = self._busy.setdefault(ask.tenant, Counter())
         origin = _origin(prepared, ask)
         thread = "" if prepared.parts is None else thread_of(prepared.parts)
@@ -290,9 +271,7 @@ class AgentNames:
                 self._busy.pop(ask.tenant, None)
 
     def note(self, agent: str, prepared: Prepared, ask: Ask) -> str:
-        """Return the note to save with `agent`. It has the origin, by which the finder finds the
-        agent after a restart; the request's parts, for comparison with the next request; and the
-        request's own note."""
+        """Return the note to save with `agent`."""
         origin = self._finder.origin(agent, ask.tenant) or _origin(prepared, ask)
         return note_of("" if origin is None else origin.note(), prepared.parts, ask.note)
 
@@ -302,7 +281,6 @@ def _origin(prepared: Prepared, ask: Ask) -> Origin | None:
 
 
 def _stable_prefix(prepared: Prepared) -> tuple[int, ...]:
-    """Return the prompt's tokens; for a chat, without the generation prompt."""
     if prepared.chat is None:
         return prepared.tokens
     return prepared.tokens[: without_generation_prompt(len(prepared.tokens))]
@@ -314,7 +292,6 @@ def _thread_in(note: str) -> str:
 
 
 def _digests(packed: bytes) -> list[bytes]:
-    """Return the digests of the first 0, 1, 2, ... full blocks in `packed`."""
     running = hashlib.sha256()
     digests = [running.digest()]
     for start in range(0, len(packed) - len(packed) % _BLOCK_BYTES, _BLOCK_BYTES):

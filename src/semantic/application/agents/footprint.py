@@ -1,5 +1,4 @@
-"""AgentFootprint: an agent's blocks in a store, their bytes, and the part that other agents share.
-`walk` lists agents page by page. Knows nothing about the pool's contents."""
+"""AgentFootprint: an agent's blocks in a store, and their bytes."""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ _MAX_BLOCKS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class ChainBlock:
-    """A block of an agent's hash chain, without its tokens. `start` and `stop` are positions."""
+    """A block of an agent. `start` and `stop` are positions in tokens."""
 
     hash: BlockHash
     start: int
     stop: int
 
     def key(self, part: Part) -> BlockKey:
-        """Return the key of one part's body."""
+        """Return the key of the block's body for `part`."""
         return BlockKey(self.hash, part)
 
 
@@ -39,7 +38,7 @@ def chain_of(manifest: Manifest) -> Chain:
 
 
 class Chains:
-    """A cache of agents' hash chains, of limited size, fair between tenants. Not thread-safe."""
+    """A cache of agents' hash chains, fair between tenants. Not thread-safe."""
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
         self._chains: FairLru[tuple[str, int, float], Chain] = FairLru(max_blocks)
@@ -56,7 +55,7 @@ class Chains:
 
 @dataclass(frozen=True, slots=True)
 class AgentFootprint:
-    """An agent's manifest, its chain of blocks, and the stored bodies of each block."""
+    """An agent's manifest, its blocks, and their stored bodies."""
 
     manifest: Manifest
     chain: Chain
@@ -65,13 +64,13 @@ class AgentFootprint:
     """The keys of the bodies that other agents use too."""
 
     def parts(self, block: ChainBlock) -> dict[Part, int]:
-        """Return the size, in bytes, of each stored part of a block."""
+        """Return the bytes of each stored part of a block."""
         keys = {part: block.key(part) for part in Part}
         return {part: self.found[key].n_bytes for part, key in keys.items() if key in self.found}
 
     @property
     def stored_blocks(self) -> int:
-        """The number of blocks with at least one stored part."""
+        """The number of blocks in the store."""
         return sum(bool(self.parts(block)) for block in self.chain)
 
     @property
@@ -81,14 +80,14 @@ class AgentFootprint:
 
     @property
     def shared_bytes(self) -> int:
-        """The part of `n_bytes` that other agents share."""
+        """The bytes of the bodies that other agents share."""
         return sum(found.n_bytes for key, found in self.found.items() if key in self.shared)
 
 
 def footprints(
     store: StorePort, manifests: Sequence[Manifest], chain: Callable[[Manifest], Chain] = chain_of
 ) -> list[AgentFootprint]:
-    """Return the footprints of the agents `manifests`. The time depends only on these agents."""
+    """Return the footprints of the agents `manifests`."""
     chains = [chain(manifest) for manifest in manifests]
     users = store.agents.users(list({block.hash: None for blocks in chains for block in blocks}))
     stored = store.find([key for blocks in chains for key in _keys(blocks)])
@@ -111,7 +110,7 @@ _PAGE = 64
 def walk(
     agents: AgentIndexPort, scope: Scope, page: int = _PAGE, after: Place | None = None
 ) -> Iterator[Manifest]:
-    """Yield a scope's manifests after the place `after`, newest first, `page` per query."""
+    """Yield the manifests of a scope, newest first, with one query for each `page`."""
     while found := agents.page(scope, page, after):
         yield from found
         if len(found) < page:

@@ -1,7 +1,6 @@
-"""ServedAgents: lists, shows, forks, pins, deletes and moves agents for event loops (`AgentsPort`).
+"""ServedAgents: the agents of one server, for callers on event loops (`AgentsPort`).
 
-Calls the engine between two steps, and the store on worker threads. AgentTransfers sends agents as
-archives to other servers, and receives them. Knows nothing about transports.
+AgentTransfers exports agents as archives, and imports them.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ from semantic.ports.agents import (
 T = TypeVar("T")
 
 _THREADS: Final = 2
-"""The number of threads: one for the import, and one for exports during the import."""
+"""One thread for the import, one for exports."""
 _MOST_EXPORTS: Final = 4
 _RETRY_SECONDS: Final = 5
 _BATCH_BYTES: Final = 1 << 20
-"""The bytes to collect before a call that passes them to a thread."""
+"""The bytes to collect before each call of a thread."""
 
 
 class EngineCalls(Protocol):
@@ -68,8 +67,7 @@ class EngineCalls(Protocol):
 
 
 class AgentTransfers:
-    """Exports and imports one server's agents: one import at a time, and a few exports. Reads and
-    writes blocks on its own threads. Knows archives only through `ExchangePort`."""
+    """Exports and imports the agents of one server. Runs one import at a time."""
 
     def __init__(
         self,
@@ -110,7 +108,7 @@ class AgentTransfers:
         return AgentArchive(archive.n_bytes, self._pieces(archive), self._end_export)
 
     async def import_(self, pieces: AsyncIterable[bytes], tenant: Tenant, name: str | None) -> str:
-        """See `AgentsPort.import_`. Returns the agent's name."""
+        """See `AgentsPort.import_`."""
         owner = self._receiving(tenant)
         if self._is_importing:
             raise _busy("an import is already running")
@@ -125,7 +123,7 @@ class AgentTransfers:
     # Inside
 
     def _receiving(self, tenant: Tenant) -> str:
-        """Return the name of `tenant`. Raises AgentNotFoundError if the tenant has no API key."""
+        """Return the tenant's name. Raises AgentNotFoundError if the tenant has no API key."""
         if isinstance(tenant, str):
             return tenant
         if tenant not in self._tenants:
@@ -155,7 +153,6 @@ class AgentTransfers:
             incoming.close()
 
     def _require_free(self, name: str, owner: str) -> None:
-        """Raise InvalidRequestError if `name` is invalid or in use. Waits for the engine."""
         require_id(name)
         directory = self._directory
         seen = self._thread.call(lambda engine: directory.activity(engine, owner, (name,))).result()
@@ -178,9 +175,8 @@ class AgentTransfers:
         self._n_exports -= 1
 
     async def _work(self, function: Callable[[], T], stopped: threading.Event) -> T:
-        """Return the result of `function`, run on a thread. If the task is cancelled, sets
-        `stopped` and waits for the thread, so that the thread uses no object that the task
-        closes."""
+        """Run `function` on a thread. If the task is cancelled, set `stopped` and wait for the
+        thread."""
         if self._is_closed:
             raise _busy("the server is stopping")
         loop = asyncio.get_running_loop()
@@ -198,7 +194,6 @@ def _busy(reason: str) -> OverloadedError:
 
 
 async def _batches(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Yield the bytes of `pieces` in larger pieces, of about 1 MiB."""
     batch = bytearray()
     async for piece in pieces:
         batch += piece
@@ -209,12 +204,12 @@ async def _batches(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 
 
 _OPERATORS: Final = "operators\0"
-"""The operators' name in place of a tenant's; no tenant can have this name."""
+"""The name for work of operators; no tenant can have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedAgents:
-    """Calls each method of an `AgentDirectory` on the thread that the method requires."""
+    """Calls each method of an `AgentDirectory` on the right thread."""
 
     _thread: EngineCalls
     _directory: AgentDirectory
@@ -223,7 +218,7 @@ class ServedAgents:
     _transfers: AgentTransfers
 
     def close(self) -> None:
-        """End running exports and imports, because the store is about to close."""
+        """End running exports and imports."""
         self._transfers.close()
 
     def stores(self) -> tuple[StoreStats, ...]:
@@ -325,7 +320,6 @@ class ServedAgents:
         return await asyncio.wrap_future(self._thread.call(function))
 
     async def _work(self, tenant: Tenant, function: Callable[[], T], *, is_short: bool = True) -> T:
-        """Run `function` on a worker thread. Count its time for the tenant if `tenant` is a name,
-        or for the operators if `tenant` is an id."""
+        """Run `function` on a worker thread."""
         name = tenant if isinstance(tenant, str) else _OPERATORS
         return await self._workers.run(name, function, is_short=is_short)

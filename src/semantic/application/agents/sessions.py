@@ -1,12 +1,7 @@
 """SessionAgents: finds the agent of a client's session that a request continues.
 
-A session id identifies the client, not the conversation: clients also request a conversation's
-title under the id of that conversation. A request therefore continues an agent whose last prompt
-shares at least half of its tokens with the request's prompt, or whose messages the request repeats.
-Otherwise the request starts another agent of the session. `PromptDigests` of about a kilobyte stand
-for a prompt: a digest for each of the first 16 tokens, then eight digests for each doubling of the
-length. The length of a common prefix is thus at most an eighth too short. Knows nothing about
-engines, stores or text.
+A session id identifies the client, not the conversation: clients also request titles under the id.
+A request therefore continues an agent only if their prompts or messages are similar.
 """
 
 from __future__ import annotations
@@ -22,7 +17,8 @@ from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
 from semantic.domain.request_parts import SHORT, common_messages
 
 _EACH = 16
-"""The length in tokens up to which every prefix of a prompt has a digest."""
+"""The length, in tokens, up to which every prefix of a prompt has a digest. Beyond it, each
+doubling of the length has eight."""
 _PER_DOUBLING = 8
 _DIGEST_BYTES = 8
 """Bytes of a digest. A collision only gives a request another agent's name."""
@@ -30,7 +26,7 @@ _DIGEST_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class PromptDigests:
-    """The digests of a prompt's prefixes, concatenated, and the digest of the whole prompt."""
+    """Digests of a prompt's prefixes, and of the whole prompt."""
 
     n_tokens: int
     prefixes: bytes
@@ -54,7 +50,7 @@ def digests_of(tokens: Sequence[int]) -> PromptDigests:
 def digests_and_prefixes(
     tokens: Sequence[int], lengths: Collection[int]
 ) -> tuple[PromptDigests, Mapping[int, bytes]]:
-    """Return the digests of a prompt, and the digests of its prefixes of the given `lengths`."""
+    """Return a prompt's digests, and the digests of its prefixes of the given `lengths`."""
     packed = memoryview(pack_tokens(tokens))
     n_tokens = len(tokens)
     grid = list(_lengths(n_tokens))
@@ -73,7 +69,6 @@ def digests_and_prefixes(
 
 
 def _lengths(n_tokens: int) -> Iterator[int]:
-    """Yield the lengths of the digested prefixes of a prompt of `n_tokens`."""
     at = 0
     while (length := _length(at)) <= n_tokens:
         yield length
@@ -81,7 +76,6 @@ def _lengths(n_tokens: int) -> Iterator[int]:
 
 
 def _length(at: int) -> int:
-    """Return the length, in tokens, of the digested prefix with index `at`."""
     if at < _EACH:
         return at + 1
     doubling, step = divmod(at - _EACH, _PER_DOUBLING)
@@ -102,8 +96,6 @@ _Group = tuple[bytes, str]
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """An agent of a group: the agent's origin, and the digests of its last prompt and messages."""
-
     origin: Origin
     prompt: PromptDigests
     thread: str
@@ -111,15 +103,12 @@ class _Member:
 
 @dataclass(slots=True)
 class _Agents:
-    """A group's agents by name, least recently used first. New agents' names get numbers above
-    `dropped`."""
-
     members: OrderedDict[str, _Member] = field(default_factory=OrderedDict)
     dropped: int = 0
 
 
 class SessionAgents:
-    """Finds the agents of sessions. Not thread-safe."""
+    """Finds the agents of client sessions. Not thread-safe."""
 
     def __init__(self, max_agents: int, max_siblings: int = _MAX_SIBLINGS) -> None:
         self._max_agents = max_agents
@@ -140,12 +129,8 @@ class SessionAgents:
         busy: Container[str],
         thread: str = "",
     ) -> str:
-        """Return the agent that a prompt of `tokens` continues, or a new agent's name. Considers
-        agents of the same origin that are not `busy`. `tokens` and the agent's last prompt must
-        share a prefix of at least half the shorter prompt. Takes the agent with the longest shared
-        prefix; among equals, an agent whose whole prompt is the prefix, then the most recently
-        used. If no agent qualifies, takes the agent that shares most messages with `thread`: the
-        conversation's system message or tools have changed."""
+        """Return the agent that a prompt of `tokens` continues, or a new agent's name. The
+        prompts must share half of the shorter one, or else most messages in `thread`."""
         group = self._groups.get((tag, origin.identity.name), _Agents())
         lengths = {member.prompt.n_tokens for member in group.members.values()}
         prompt, prefixes = digests_and_prefixes(tokens, lengths)
@@ -169,9 +154,7 @@ class SessionAgents:
     def remember(
         self, tag: bytes, name: str, origin: Origin | None, tokens: Sequence[int], thread: str = ""
     ) -> bool:
-        """Record the last prompt of an agent. Returns False if the agent belongs to no identity.
-        Without `origin`, the agent keeps its earlier origin. `thread` contains the digests of the
-        prompt's messages."""
+        """Record the last prompt of an agent. Returns False if the agent has no client identity."""
         known = self.origin(tag, name)
         if known is not None and (origin is None or origin.identity.name != known.identity.name):
             origin = known
@@ -192,9 +175,7 @@ class SessionAgents:
     def restore(
         self, tag: bytes, name: str, origin: Origin, prompt: PromptDigests, thread: str
     ) -> bool:
-        """Record an agent that counts as used before all known agents. Returns False if the agent
-        belongs to no identity. A known agent stays unchanged; beyond the limits, the agent stays
-        unknown."""
+        """Add an agent as the least recently used. Returns False if it has no client identity."""
         number = origin.identity.number(name)
         if number is None:
             return False
@@ -235,9 +216,7 @@ class SessionAgents:
 
 
 def _same_thread(member: _Member, thread: str) -> int:
-    """Return the number of messages that a request shares with `member`; 0 if this is less than
-    half of the shorter conversation. A shared first question alone counts only if the request has
-    tools: other requests with that question may ask for a title."""
+    """Return the number of shared messages, or 0 for less than half of the shorter conversation."""
     common = common_messages(member.thread, thread)
     known = len(member.thread) // SHORT
     if not common or 2 * common * SHORT < min(len(member.thread), len(thread)):
