@@ -1,11 +1,7 @@
-"""Notes: a manifest's record of its agent's last request, and `match_report`, which uses such
-records.
+"""Notes: text about an agent's last request, saved with the agent's manifest.
 
-A note's first line is the Origin: the client identity of an agent's requests and their kind of
-conversation. The next line contains the parts of its last request. Both lines are JSON with labels
-and digests, never text. A note has a few kilobytes, at most a hundred. A match report says how much
-of a prompt the request reused, and why the reused prefix ended; the report is a pure function of
-the request. Knows nothing about stores.
+The first line of a note is the Origin, the second has the request's parts. Both are JSON with
+labels and digests, never text of the prompt.
 """
 
 from __future__ import annotations
@@ -45,8 +41,7 @@ _ROLES: dict[str, Role] = {role[0]: role for role in get_args(Role)}
 
 
 def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
-    """Return a note of up to three lines: `origin` (from `Origin.note`, or ""), `parts` as JSON,
-    and `last`, the submission's own note."""
+    """Return a note of up to three lines: `origin`, `parts` as JSON, and `last`."""
     lines = [origin] if origin else []
     if parts is not None:
         text = json.dumps(_written(parts), ensure_ascii=False, separators=(",", ":"))
@@ -57,8 +52,7 @@ def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
 
 
 def parts_in(note: str, max_messages: int = MAX_MESSAGES) -> Parts | None:
-    """Return the parts in a note, with at most `max_messages` messages; None if the text is not a
-    note of this version."""
+    """Return the parts in a note; None if the text is not a note of this version."""
     lines = note.split("\n", 2)[:2]  # other texts may be long
     line = next((one for one in lines if one.startswith(_AGENT_NOTE_START)), None)
     if line is None:
@@ -83,7 +77,8 @@ def _written(parts: Parts) -> dict[str, object]:
 
 
 def _read(fields: object, max_messages: int) -> Parts | None:
-    """Return the parts in `fields`. Malformed fields raise KeyError, TypeError or ValueError."""
+    """Return the parts in `fields`. Raises KeyError, TypeError or ValueError if they are
+    malformed."""
     if not isinstance(fields, dict) or fields["parts"] != _AGENT_NOTE_VERSION:
         return None
     read = _is(list, fields["messages"])[:max_messages]
@@ -122,7 +117,7 @@ _TOOLS, _NO_TOOLS = "tools", "plain"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A client identity and a `kind`: requests of different kinds never share a conversation."""
+    """A client identity and a `kind` of conversation."""
 
     identity: Identity
     kind: str
@@ -133,7 +128,7 @@ class Origin:
         return self.kind.startswith(_TOOLS)
 
     def note(self) -> str:
-        """Return one line of JSON, which `origin_in` reads."""
+        """Return a line of JSON, which `origin_in` reads."""
         one = self.identity
         fields = {
             "session": one.session,
@@ -147,10 +142,7 @@ class Origin:
 
 
 def origin_of(identity: Identity, chat: Chat | None) -> Origin:
-    """Return the origin of a request for `chat` (None: for a plain prompt). Its kind says whether
-    the chat has tools: clients request titles and summaries without tools under the conversation's
-    identity. If several conversations share the identity, the kind also contains a digest of the
-    first messages, because the instructions may be equal."""
+    """Return the origin of a request for `chat`; None means a plain prompt."""
     kind = _TOOLS if chat is not None and chat.tools else _NO_TOOLS
     if identity.shared and chat is not None:
         kind = f"{kind}-{_first_messages(chat).hex()}"
@@ -158,7 +150,7 @@ def origin_of(identity: Identity, chat: Chat | None) -> Origin:
 
 
 def origin_in(note: str) -> Origin | None:
-    """Return the origin in a note's first line; None if that line is something else."""
+    """Return the origin in a note; None if it has none."""
     if not note.startswith(_START):  # other texts may be long
         return None
     try:
@@ -169,7 +161,7 @@ def origin_in(note: str) -> Origin | None:
 
 
 def session_and_client_in(note: str) -> tuple[str | None, str | None]:
-    """Return the session and the client in a note; None for an unknown value."""
+    """Return the session and the client in a note; None for an unknown one."""
     origin = origin_in(note)
     if origin is None:
         return None, None
@@ -177,8 +169,8 @@ def session_and_client_in(note: str) -> tuple[str | None, str | None]:
 
 
 def parent_of(manifest: Manifest) -> str | None:
-    """Return the name of the agent's parent: the original of a fork, or else the parent that the
-    client named."""
+    """Return the name of the agent's parent: a fork's original, or the parent that the client
+    named."""
     return manifest.parent if manifest.parent is not None else parent_in(manifest.note)
 
 
@@ -208,7 +200,6 @@ def _is_parent(text: object) -> TypeGuard[str | None]:
 
 
 def _first_messages(chat: Chat) -> bytes:
-    """Return a digest of a chat's messages up to and including the first user message."""
     texts: list[bytes] = []
     for message in chat.messages:
         texts += [message.role.encode(), message.content.encode("utf-8", "surrogatepass")]
@@ -218,7 +209,7 @@ def _first_messages(chat: Chat) -> bytes:
 
 
 TokenReader = Callable[[int | None], str | None]
-"""A function that returns a token as text; None without a tokenizer or a token."""
+"""Returns a token as text; None without a tokenizer or a token."""
 
 _REASONS: Mapping[MatchEnd, str] = {
     MatchEnd.COMPLETE: "The prompt reused every matching cached token.",
@@ -246,7 +237,7 @@ def end_reason(match: MatchReport) -> str:
 
 
 def cache_miss_reason(match: MatchReport) -> str:
-    """Return a sentence that says why the request computed tokens again that had been cached."""
+    """Return a sentence that says why the request computed cached tokens again."""
     if match.lost is None or match.lost.part is None:
         return end_reason(match)
     words = part_words(match.lost.part)
@@ -295,8 +286,7 @@ def _numbered(noun: str, part: Difference) -> str:
 
 
 def explain(agent: str, match: MatchReport | None, read: TokenReader) -> Iterator[str]:
-    """Yield the match report of an agent's last prompt, one sentence per line. Names of tools and
-    agents keep the client's spelling, control characters included."""
+    """Yield the match report of an agent's last prompt, one sentence per line."""
     if match is None:
         yield f"{agent} has had no prompt since its fork or import"
         return
@@ -316,7 +306,7 @@ def explain(agent: str, match: MatchReport | None, read: TokenReader) -> Iterato
 
 
 def first_difference(position: int, expected: int, got: int, read: TokenReader) -> str:
-    """Return a sentence about the first token that differs from the agent's cached tokens."""
+    """Return a sentence about the first token that differs from the cached tokens."""
     return (
         f"At position {position} the agent had {_token(expected, read)}, "
         f"the prompt has {_token(got, read)}."
@@ -362,9 +352,8 @@ def match_report(request: Request) -> MatchReport:
 
 
 def _cache_miss(request: Request, shared: int, *, differs: bool) -> CacheMiss | None:
-    """Return how many cached tokens the request computed again; None if it computed none again.
-    Ignores the last prompt token. In an unchanged prompt, also ignores less than a block, as stores
-    may lack partial blocks."""
+    # Without the last prompt token. In an unchanged prompt, less than a block does not count
+    # either, as stores may lack partial blocks.
     computed = min(request.computed, len(request.prompt) - 1)
     held = min(len(request.reuse.history or ()), computed)
     n_tokens = held - request.cached_tokens
@@ -376,7 +365,6 @@ def _cache_miss(request: Request, shared: int, *, differs: bool) -> CacheMiss | 
 
 
 def _part(request: Request, shared: int) -> Difference | None:
-    """Return the part that changed since the previous request; None if that request is unknown."""
     saved = request.reuse.manifest
     if saved is None or saved.token_ids != request.reuse.history:
         return None  # the manifest belongs to another turn than the idle cache
@@ -388,8 +376,6 @@ def _part(request: Request, shared: int) -> Difference | None:
 
 
 def _end(request: Request, shared: int, *, differs: bool) -> MatchEnd:
-    """Return why the reused prefix ended; the prompt and the agent's previous tokens share the
-    first `shared` tokens."""
     end = request.reuse.end
     if request.params.prompt_logprobs is not None and not request.cached_tokens:
         return MatchEnd.SCORED

@@ -1,9 +1,7 @@
-"""BlockAllocator: allocates, grows, shares and frees the blocks of requests.
+"""BlockAllocator: allocates, shares and frees the blocks of requests.
 
-Evicts idle caches, in their order, when the pool is full. Only the scheduler preempts running
-requests. Knows the pool, the idle caches and each block's owner; does not know when a request runs
-or what its blocks contain. AgentCaches manages agents' caches between requests: idle caches in the
-pool and manifests in the store.
+Evicts idle caches when the pool is full; only the scheduler preempts running requests. AgentCaches
+manages the agents' caches between requests.
 """
 
 from __future__ import annotations
@@ -28,17 +26,15 @@ from semantic.domain.value_objects import BLOCK_TOKENS, CacheKey, ModelCacheSpec
 from semantic.ports.generation import Clock
 
 _LONGEST_EXPECTED = 300.0
-"""The longest absence in seconds that a hint may announce: in `benchmarks.absence`, longer absences
-cost more if the hint is wrong, and gain no more if the hint is right."""
+"""The longest absence, in seconds, that a hint may announce. In `benchmarks.absence`, longer
+absences gain no more, and cost more if the hint is wrong."""
 
 _DONE, _IDLE, _EXPECTED = range(3)
 
 
 class IdleCaches:
-    """Holds each agent's newest cache, in least recently used order. The pool records the agent as
-    a holder of the cache's blocks, with evictable references. Evicts from the tenant with most
-    cached tokens. Hints change the order only within a tenant. Not thread-safe: the caller
-    locks."""
+    """Holds each agent's newest cache. Evicts first from the tenant with most cached tokens. Not
+    thread-safe."""
 
     def __init__(
         self,
@@ -47,7 +43,7 @@ class IdleCaches:
         *,
         longest_expected: float = _LONGEST_EXPECTED,
     ) -> None:
-        """Ignores hints that an agent is away for more than `longest_expected` seconds."""
+        """Ignores hints of more than `longest_expected` seconds."""
         self._pool = pool
         self._longest_expected = longest_expected
         self._clock = clock
@@ -56,12 +52,11 @@ class IdleCaches:
         self._tokens: Counter[str] = Counter()  # per tenant
 
     def get(self, key: CacheKey) -> AgentBlocks | None:
-        """Return the agent's cache, or None if the agent has no cache. The call does not count as a
-        use of the cache. The caller must not change the cache."""
+        """Return the agent's cache, or None. The call does not count as a use."""
         return self._caches.get(key)
 
     def put(self, key: CacheKey, blocks: AgentBlocks) -> None:
-        """Make `blocks` the agent's cache and free the previous cache."""
+        """Make `blocks` the agent's cache, and free its previous one."""
         older = self.take(key)
         if older is not None and older is not blocks:
             self._drop(older)
@@ -71,9 +66,7 @@ class IdleCaches:
         self._pool.mark_evictable(blocks.all_blocks(), blocks.owner)
 
     def heed(self, key: CacheKey, hints: Hints) -> None:
-        """Follow an agent's hints: evict the cache of a finished agent before the tenant's other
-        caches, and the cache of an expected agent after the other caches. From the expected time
-        on, that cache counts as last used at that time. Ignores an agent without a cache."""
+        """Apply an agent's hints to the order of eviction."""
         own = self._tenants.get(key.tenant)
         if own is None or key not in self._caches:
             return
@@ -83,7 +76,7 @@ class IdleCaches:
             own.move(key, _EXPECTED, self._clock() + hints.back_in)
 
     def take(self, key: CacheKey) -> AgentBlocks | None:
-        """Remove and return the agent's cache; None if the agent has no cache."""
+        """Remove and return the agent's cache, or None."""
         blocks = self._caches.pop(key, None)
         if blocks is not None:
             self._uncount(key, blocks.total_tokens)
@@ -92,8 +85,7 @@ class IdleCaches:
 
     def evict(self) -> bool:
         """Free a cache of the tenant with most cached tokens. Returns False if no cache is left.
-        Takes caches of finished agents first, then least recently used caches, then caches of
-        expected agents, latest return first."""
+        Finished agents go first, and expected agents last."""
         if not self._caches:
             return False
         largest = max(self._tokens, key=self._tokens.__getitem__)
@@ -129,9 +121,8 @@ class IdleCaches:
 
 
 class _Place(NamedTuple):
-    """A cache's place in its tenant's order of eviction, with a unique `number`. `at` is the time
-    of the cache's last use. For an agent that is expected back, `at` is minus the expected time, so
-    that the latest return sorts first."""
+    # `at` is the time of last use. For an expected agent it is minus the time of return, so that
+    # the latest return sorts first.
 
     rank: int
     at: float
@@ -140,8 +131,6 @@ class _Place(NamedTuple):
 
 
 class _Order:
-    """One tenant's caches in eviction order."""
-
     def __init__(self) -> None:
         self._order: list[_Place] = []
         self._places: dict[CacheKey, _Place] = {}
@@ -151,7 +140,6 @@ class _Order:
         return len(self._order)
 
     def add(self, key: CacheKey, now: float) -> None:
-        """Add a cache as used now."""
         self._added += 1
         self._insert(_Place(_IDLE, now, self._added, key))
 
@@ -164,7 +152,6 @@ class _Order:
         del self._order[bisect_left(self._order, self._places.pop(key))]
 
     def first(self, now: float) -> CacheKey:
-        """Return the cache to evict next. Requires at least one cache."""
         while (last := self._order[-1]).rank == _EXPECTED and -last.at <= now:
             self.move(last.key, _IDLE, -last.at)
         return self._order[0].key
@@ -176,16 +163,7 @@ class _Order:
 
 @dataclass(eq=False)
 class BlockAllocator:
-    """Moves blocks between the pool, running requests and agents' idle caches.
-
-    Ownership over a request's life:
-
-        idle cache, exclusive     --adopt-->               request
-        idle cache, shared        --pin, copy by the backend, unpin-->   (unchanged)
-        pool                      --admit, grow-->         request
-        request                   --keep-->                idle cache
-        request                   --release-->             pool
-    """
+    """Moves blocks between the pool, running requests and agents' idle caches."""
 
     _pool: BlockPool
     _spec: ModelCacheSpec
@@ -194,12 +172,11 @@ class BlockAllocator:
     _prefixes: PrefixStore | None = None
 
     def key(self, agent_id: str, tenant: str = "") -> CacheKey:
-        """Return the key of the agent's idle cache."""
         return CacheKey(self._model_id, agent_id, tenant)
 
     def require_capacity(self, request: Request, agents: Iterable[str]) -> None:
-        """Raise PoolExhaustedError if `request` could not finish even if it were alone in the pool.
-        Blocks whose holders are not in `agents` count as used: the engine cannot free them."""
+        """Raise PoolExhaustedError if `request` does not fit into the pool alone. Blocks of
+        holders outside `agents` count as used."""
         counts = self._spec.blocks_for(whole_blocks(request.max_total_tokens))
         if self._pool.can_allocate(counts, after_eviction=True):
             return
@@ -214,9 +191,8 @@ class BlockAllocator:
             )
 
     def admit(self, request: Request, headroom: int = 0) -> bool:
-        """Allocate blocks for the request's tokens and one more token, reusing a cached prefix.
-        Leaves `headroom` more blocks free per growing layer. Evicts idle caches to make room;
-        returns False, with nothing changed, if the eviction does not suffice."""
+        """Allocate blocks for the request's tokens and one more. Keeps `headroom` blocks free
+        per layer. Returns False, with nothing changed, if the pool is too full."""
         spare = headroom * BLOCK_TOKENS
         if request.scoring:
             return self._extend(request, whole_blocks(request.n_tokens + 1), spare)
@@ -239,7 +215,7 @@ class BlockAllocator:
         return self._extend(request, whole_blocks(request.n_tokens + 1))
 
     def unpin(self, request: Request) -> None:
-        """Release the restored cache once the backend has adopted or copied it."""
+        """Release the restored cache, once the backend has copied or taken it over."""
         restore, request.restore = request.restore, None
         if restore is None:
             return
@@ -259,14 +235,13 @@ class BlockAllocator:
         request.capacity = 0
 
     def free_unused(self, request: Request, unused: Sequence[KVBlock]) -> None:
-        """Return the `unused` blocks of `request` to the pool."""
+        """Free the `unused` blocks of `request`."""
         gone = {block.block_id for block in unused}
         self._pool.free(unused, request.owner)
         request.blocks = [[b for b in layer if b.block_id not in gone] for layer in request.blocks]
 
     def give_back(self, request: Request) -> None:
-        """Undo the admission of a request without computed tokens: its adopted cache becomes idle
-        again."""
+        """Undo the admission of a request that has computed no token."""
         restore = request.restore
         if restore is None or not restore.exclusive:
             self.release(request)
@@ -281,7 +256,7 @@ class BlockAllocator:
         self.keep(request, restore.blocks)
 
     def idle_tokens(self, agent_id: str, tenant: str) -> tuple[int, ...] | None:
-        """Return the tokens of the agent's idle cache; None if the agent has no idle cache."""
+        """Return the tokens of the agent's idle cache, or None."""
         cache = self._idle.get(self.key(agent_id, tenant))
         return None if cache is None else cache.token_ids
 
@@ -336,8 +311,6 @@ class BlockAllocator:
         return " and ".join(parts)
 
     def _find_cache(self, request: Request) -> Restore | None:
-        """Return the longest usable prefix, from the request's own cache or its agent's idle
-        cache."""
         cache = self._idle.get(self.key(request.agent_id, request.tenant))
         best: Restore | None = None
         for blocks in (cache, request.given_cache):
@@ -355,7 +328,6 @@ class BlockAllocator:
         return best
 
     def _is_longer_stored(self, request: Request, restore: Restore | None) -> bool:
-        """Return whether the stored prefix is at least a block longer than `restore`."""
         prefix = None if self._prefixes is None else self._prefixes.find(request)
         if self._prefixes is None or prefix is None:
             return False
@@ -365,8 +337,7 @@ class BlockAllocator:
         return False
 
     def _admit_with(self, request: Request, restore: Restore, spare: int) -> bool:
-        """Admit `request` on top of the cache `restore`, or change nothing. The request uses a
-        snapshot of the cache, since eviction or another request may take the original meanwhile."""
+        # A snapshot, since eviction or another request may take the original.
         source = restore.blocks
         if restore.exclusive:
             self._idle.take(self.key(request.agent_id, request.tenant))
@@ -389,7 +360,6 @@ class BlockAllocator:
         return False
 
     def _extend(self, request: Request, capacity: int, spare: int = 0) -> bool:
-        """Raise the request's capacity to `capacity` tokens if `spare` blocks then remain free."""
         blocks = request.blocks or [[] for _ in self._spec.layers]
         missing = self._missing(blocks, capacity)
         if not self._make_room(self._missing(blocks, capacity + spare)):
@@ -406,12 +376,10 @@ class BlockAllocator:
         return True
 
     def _missing(self, blocks: list[list[KVBlock]], capacity: int) -> list[int]:
-        """Return, by layer, the number of blocks missing for a capacity of `capacity` tokens."""
         wanted = self._spec.blocks_for(capacity)
         return [max(0, want - len(have)) for want, have in zip(wanted, blocks, strict=True)]
 
     def _make_room(self, counts: list[int]) -> bool:
-        """Evict idle caches in order until `counts` blocks fit; evict none if they cannot fit."""
         if self._pool.can_allocate(counts):
             return True
         if not self._pool.can_allocate(counts, after_eviction=True):
@@ -435,7 +403,7 @@ class AgentCaches:
         return None if self._prefixes is None else self._prefixes.manifest(agent_id, tenant)
 
     def recall(self, agent_id: str, tenant: str) -> Reuse:
-        """Return the tokens that the agent has cached, for a new request. May read from disk."""
+        """Return the tokens that the agent has cached. May read from disk."""
         manifest = self.manifest(agent_id, tenant)
         with self._lock:
             history = self._allocator.idle_tokens(agent_id, tenant)
@@ -451,8 +419,8 @@ class AgentCaches:
         return saved or dropped
 
     def fork(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
-        """Share the idle cache and the stored blocks of `agent_id` with a new agent. Raises
-        InvalidRequestError if `agent_id` is unknown or `new_agent_id` exists."""
+        """Share the cache of `agent_id` with a new agent. Raises InvalidRequestError if `agent_id`
+        is unknown or `new_agent_id` exists."""
         if not new_agent_id or self.recall(new_agent_id, tenant).history is not None:
             raise InvalidRequestError(f"fork: expected a new agent's name, got {new_agent_id!r}")
         known = self.recall(agent_id, tenant)

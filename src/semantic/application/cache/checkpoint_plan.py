@@ -1,8 +1,7 @@
 """Positions at which prefill stops to take checkpoints.
 
-A sequence cannot shorten windows or states, so prefill saves them where a later request is likely
-to continue. Knows positions and sizes; knows nothing about requests or the contents of a
-checkpoint.
+A sequence cannot shorten windows or states. Prefill therefore saves them where a later request is
+likely to continue.
 """
 
 from __future__ import annotations
@@ -18,33 +17,29 @@ from semantic.domain.prefix import without_generation_prompt
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpec, whole_blocks
 
 FEWEST_TOKENS = 64
-"""The fewest tokens that are worth a checkpoint: fewer tokens cost less to compute again."""
+"""The fewest tokens that are worth a checkpoint."""
 MOST_TOKENS = 4096
-"""The largest distance in the grid: an edit makes prefill repeat at most this many tokens."""
+"""The largest distance between regular checkpoints, in tokens."""
 _TIMES_WHERE_LIKELY = 8
-"""Where requests are likely to continue, checkpoints may have this many times the bytes of keys and
-values. At a prompt's end, the bytes since the previous checkpoint count; at junctions, all computed
-bytes."""
+"""The most bytes of checkpoints for each byte of keys and values, where requests are likely to
+continue."""
 _FREE_JUNCTIONS = 4
-"""The number of checkpoints that requests may take at junctions before they compute a token."""
+"""The checkpoints that requests may take before they compute a token."""
 _STATES_ALONE = 512
-"""The distance in the grid, in tokens, of a model that stores only checkpoints of states."""
+"""Tokens between two checkpoints of a model with states alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """The fewest tokens between two checkpoints, a power of two. `grid` (256 to 4,096) applies to
-    regular checkpoints, `at_end` (64 to 4,096) to the last two checkpoints of a prompt."""
+    """The fewest tokens between two checkpoints. `grid` is for regular checkpoints, `at_end` for
+    the last two of a prompt."""
 
     grid: int
     at_end: int
 
 
 def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
-    """Return the smallest distances at which checkpoints stay within their byte limits. A regular
-    checkpoint may have as many bytes as the full-attention keys and values since the previous
-    checkpoint. In a model without full attention, the keys and values of windows count instead. A
-    chunk of `best_chunk` tokens has at most two checkpoints."""
+    """Return the smallest distances that keep checkpoints within their byte limits."""
     per_token = _bytes_per_token(spec, LayerKind.FULL)
     if not per_token:
         per_token = _bytes_per_token(spec, LayerKind.SLIDING_WINDOW)
@@ -61,7 +56,7 @@ def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
 
 
 def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
-    """Return the bytes that a checkpoint adds `distance` tokens after the previous checkpoint."""
+    """Return the bytes of a checkpoint `distance` tokens after the previous one."""
     return sum(
         layer.state_bytes
         if layer.window is None
@@ -73,9 +68,7 @@ def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
 
 class Junctions:
     """Chooses checkpoints at junctions: positions at which other requests continue differently.
-    Requests with a common beginning share a limit: eight times the bytes of the keys and values
-    that they compute, plus a few checkpoints of any size. Chooses the junctions that save most
-    tokens first."""
+    Chooses the junctions that save most tokens first."""
 
     def __init__(self, spec: ModelCacheSpec, apart: Distances) -> None:
         self._spec = spec
@@ -85,20 +78,19 @@ class Junctions:
 
     @property
     def least_bytes(self) -> int:
-        """The bytes that checkpoints of a group may take before the group computes a token."""
+        """The bytes that checkpoints may take before any token is computed."""
         whole = 2 * MOST_TOKENS - 1  # after a whole window, in the middle of a block
         return _FREE_JUNCTIONS * self.bytes_at(whole, 0)
 
     def budget(self, n_tokens: int) -> int:
-        """Return the most bytes of checkpoints that computing `n_tokens` tokens allows."""
+        """Return the most bytes of checkpoints for `n_tokens` computed tokens."""
         if self._per_token:
             return _TIMES_WHERE_LIKELY * self._per_token * n_tokens
         grid = self._apart.grid  # states alone
         return _TIMES_WHERE_LIKELY * checkpoint_bytes(self._spec, grid) * n_tokens // grid
 
     def bytes_at(self, position: int, before: int) -> int:
-        """Return the bytes of a checkpoint at `position`, including its partial block, if the
-        previous checkpoint is at `before`."""
+        """Return the bytes of a checkpoint at `position` if the previous one is at `before`."""
         return self._full * (position % BLOCK_TOKENS) + sum(
             layer.state_bytes
             if layer.window is None
@@ -112,9 +104,8 @@ class Junctions:
     def choose(
         self, shared: Iterable[int], *, start: int, end: int, budget: int
     ) -> tuple[tuple[int, ...], int]:
-        """Return the chosen positions after `start` up to `end`, in order, and the bytes of their
-        checkpoints. `shared` has, for each other request, the number of first tokens that it shares
-        with the prompt."""
+        """Return the chosen positions after `start` up to `end`, and the bytes of their
+        checkpoints."""
         users = _junctions_between(shared, start, end)
         near = sorted(users)
         n_bytes = sum(map(self.bytes_at, near, [start, *near]))
@@ -140,10 +131,8 @@ class Junctions:
 def _most_useful(
     near: Sequence[int], up_to: Sequence[int], start: int, left: int, right: int
 ) -> list[tuple[int, int, int, int]]:
-    """Return the junction that saves most tokens, as a list of one tuple or an empty list. The
-    junction is between the chosen junctions `left` and `right`, and far enough from them. The tuple
-    has minus the saved tokens, minus the junction's index, `left` and `right`. `up_to[i]` requests
-    diverge before junction i."""
+    # The tuple has minus the saved tokens, minus the junction's index, `left` and `right`.
+    # `up_to[i]` requests diverge before junction i.
     before = near[left] if left >= 0 else start
     last = near[right] - FEWEST_TOKENS if right < len(near) else near[-1]
     saved = (
@@ -155,8 +144,7 @@ def _most_useful(
 
 
 def _window_tokens(window: int, position: int, before: int) -> int:
-    """Compare the windows that end at `position` and `before`; return the number of tokens that
-    only the first stores. The windows share whole blocks, but not a partial first or last block."""
+    """Return the number of tokens that only the window at `position` stores."""
     first = max(0, position - window + 1)
     blocks = min(whole_blocks(first), position)
     return blocks - first + position - max(blocks, before // BLOCK_TOKENS * BLOCK_TOKENS)
@@ -169,11 +157,7 @@ def _bytes_per_token(spec: ModelCacheSpec, kind: LayerKind) -> int:
 def checkpoint_positions(
     prompt_tokens: int, *, start: int, end: int, apart: Distances, junctions: Iterable[int]
 ) -> tuple[int, ...]:
-    """Return the positions of checkpoints for computing the tokens from `start` to `end`. A
-    checkpoint exists at `start`. At each of the `junctions`, another request continues with other
-    tokens. The grid lies between junctions, at the same positions in all prompts. The last
-    checkpoint is where the agent's next prompt should continue. A checkpoint never leaves a single
-    token after it: some models compute a chunk of one token differently."""
+    """Return the positions of checkpoints between `start` and `end`."""
     near = sorted(_junctions_between(junctions, start, end))
     first = (start // apart.grid + 1) * apart.grid
     grid = range(first, end - FEWEST_TOKENS + 1, apart.grid)
@@ -187,7 +171,6 @@ def checkpoint_positions(
 
 
 def _junctions_between(positions: Iterable[int], start: int, end: int) -> Counter[int]:
-    """Return the junctions' checkpoint positions, and the number of requests that diverge there."""
     moved = Counter(_leaving_several(one, end) for one in positions)
     return Counter({one: n for one, n in moved.items() if start + FEWEST_TOKENS <= one <= end})
 
@@ -197,6 +180,5 @@ def _leaving_several(position: int, end: int) -> int:
 
 
 def _is_near(position: int, others: Sequence[int]) -> bool:
-    """Return whether a position in the sorted `others` is less than `FEWEST_TOKENS` away."""
     after = bisect_right(others, position - FEWEST_TOKENS)
     return after < len(others) and others[after] < position + FEWEST_TOKENS

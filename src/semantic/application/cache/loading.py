@@ -1,9 +1,6 @@
-"""Restores prefixes: reads block bodies into a sequence's memory while other sequences decode.
+"""Restores prefixes: reads stored blocks into a sequence while other sequences decode.
 
-The stepping thread provides the targets and takes the result. Other threads read, verify and copy
-block bodies, and stop once computing would be faster. BreakEven decides whether to read a prefix at
-all: for each tier it learns a load's fixed cost and cost per byte from a few loads, although other
-work slows down some loads. Knows the ports; knows nothing about requests.
+BreakEven decides from measured times whether to read a prefix or to compute it.
 """
 
 from __future__ import annotations
@@ -28,41 +25,37 @@ from semantic.ports.generation import BatchBackend, BodyTarget, Clock
 from semantic.ports.store import CacheStorePort
 
 _LOADS = 10
-"""The number of recent loads that determine the cost of a tier."""
+"""The recent loads that determine the cost of a tier."""
 _OLDER = 0.6
-"""The weight of a load relative to the next newer load. Because of `_ABOVE`, a tier counts as slow
-after three slow loads in a row, but as fast after one fast load: other work only slows loads
-down."""
+"""The weight of a load relative to the next newer one."""
 _ABOVE = 2.0
 """The factor for the error of a high estimate; a low estimate has the factor 1."""
 _ALIKE = 0.05
-"""The difference in error, as a part of the loads' time, below which lines are equally likely."""
+"""The difference in error below which two estimates are equally likely."""
 _TRIALS = 3
-"""The loads after which a local tier may count as slower than computing: local tiers are rarely
-slower, but the first loads of a process often are slow."""
+"""The loads after which a local tier may count as slower than computing. The first loads of a
+process often are slow."""
 _MOST_LOST = 1 / 4
-"""The loss at which a load stops, as a fraction of the seconds to compute its prefix."""
+"""The time after which a load stops, as a fraction of the time to compute its prefix."""
 _FIRST_PROBE, _LATER_PROBES = 1 / 8, 1 / 64
-"""The most time to lose by measuring a slow tier again, as a fraction of the time spent on
-computing prefixes that the tier has: at first, and in the long run."""
+"""The most time to spend on measuring a slow tier again, at first and in the long run. A
+fraction of the computing that the tier could save."""
 FEWEST_AT_ONCE = 8
-"""Bodies in a load's first reads, as many as a store reads at once; `Terms` may set fewer."""
+"""The bodies in a load's first reads. `Terms` may set fewer."""
 
 _SLOWEST_FIRST = (Tier.REMOTE, Tier.DISK, Tier.UPLOADS, Tier.QUEUE, Tier.MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The conditions for reading a prefix that takes `seconds` to compute. After `first` bodies,
-    and after each doubling of that number, the load decides whether computing would be faster."""
+    """The conditions for reading a prefix that takes `seconds` to compute."""
 
     seconds: float = inf
     first: int = FEWEST_AT_ONCE
 
     def overtaken(self, seconds: float, part: float, *, divisible: bool) -> bool:
-        """Return whether to stop a load, because it has lost much time and computing the rest is
-        faster now. The load has read the fraction `part` (above 0) of the prefix in `seconds`. A
-        prefix that is not `divisible` is useless until complete."""
+        """Return whether computing the rest is faster than loading it. The load has read the
+        fraction `part` in `seconds`."""
         saved = part * self.seconds if divisible else 0.0
         rest = seconds * (1 - part) / part
         return seconds - saved > _MOST_LOST * self.seconds and rest > self.seconds - saved
@@ -84,10 +77,10 @@ class Line(NamedTuple):
 
 
 class TierCost:
-    """The cost of loads from one tier. Decides when to measure a slow tier again."""
+    """The cost of loads from one tier."""
 
     def __init__(self, trials: int) -> None:
-        """Start with an unknown cost, which is known after `trials` loads."""
+        """Trust the measured cost after `trials` loads."""
         self._trials = trials
         self._loads: deque[tuple[float, float]] = deque(maxlen=_LOADS)  # bytes, seconds
         self._lines: list[Line] = []
@@ -110,23 +103,21 @@ class TierCost:
         return max((n_bytes for n_bytes, _ in self._loads), default=0.0)
 
     def observe(self, n_bytes: float, seconds: float) -> None:
-        """Learn from a load whose average read had `n_bytes` and took `seconds`."""
+        """Learn from a load that took `seconds`. Its reads had `n_bytes` on average."""
         self._loads.append((n_bytes, seconds))
         self._lines = _likely_lines(list(self._loads))
 
     def seconds(self, n_bytes: float) -> float:
-        """Return the shortest likely time of a load of `n_bytes` in seconds, because a load that
-        takes longer can stop early. Returns 0 before the first load."""
+        """Return the shortest likely time of a load of `n_bytes`; 0 before the first load."""
         return min((line.seconds(n_bytes) for line in self._lines), default=0.0)
 
     def is_worth_it(self) -> None:
-        """Record that loading should be faster than computing; reset the limits of `is_probed`."""
+        """Record that loading should be faster than computing."""
         self._skipped, self._probe = 0.0, _FIRST_PROBE
 
     def is_probed(self, loss: float, seconds: float) -> bool:
-        """Return whether to measure the tier again although a load should lose `loss` seconds.
-        Returns True only if `loss` is small compared to the time spent on computing skipped
-        prefixes. The current prefix takes `seconds` to compute."""
+        """Return whether to measure the tier again. A load should lose `loss` of the `seconds`
+        that computing takes."""
         if loss > self._probe * self._skipped:
             self._skipped += seconds
             return False
@@ -135,20 +126,16 @@ class TierCost:
 
 
 class BreakEven:
-    """Compares the time to restore a prefix with the time to compute the prefix. Measures both
-    times while running. A load's time counts until the sequence has the blocks."""
+    """Compares the time to restore a prefix with the time to compute it."""
 
     def __init__(self, prefill_seconds: Callable[[int], float | None]) -> None:
-        """`prefill_seconds` estimates the seconds of prefill for a number of tokens; it returns
-        None before the first chunk."""
+        """`prefill_seconds` estimates the prefill of a number of tokens; it returns None before the
+        first chunk."""
         self._prefill_seconds = prefill_seconds
         self._costs = {tier: TierCost(1 if tier is Tier.REMOTE else _TRIALS) for tier in Tier}
 
     def terms(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> Terms | None:
-        """Return the terms for loading `n_bytes` (by tier); None if computing the `n_tokens` tokens
-        should be faster. A tier with an unknown cost counts as free, so that loads measure it.
-        Occasionally a load measures a slower tier again. Such a load, or a first load over the
-        network, begins with a single body."""
+        """Return the terms for loading `n_bytes`, by tier; None if computing should be faster."""
         seconds = self._prefill_seconds(n_tokens)
         if seconds is None:
             return NEVER_GIVEN_UP
@@ -173,9 +160,7 @@ class BreakEven:
         return Terms(seconds, max(FEWEST_AT_ONCE, int(tried * blocks)))
 
     def observe(self, n_bytes: Mapping[Tier, int], seconds: float, n_reads: int = 1) -> None:
-        """Record a load of `n_bytes` (by tier) that took `seconds` in `n_reads` sequential reads.
-        Subtracts the expected times of the faster tiers; the slowest tier learns from the remaining
-        time."""
+        """Record a load of `n_bytes`, by tier, in `n_reads` sequential reads."""
         costs = {tier: self._costs[tier] for tier in _SLOWEST_FIRST if n_bytes.get(tier)}
         if not costs or seconds <= 0:
             return
@@ -189,14 +174,11 @@ class BreakEven:
 
 
 def total(n_bytes: Mapping[Tier, int]) -> int:
-    """Return the total bytes of all tiers."""
     return sum(n_bytes.values())
 
 
 def _likely_lines(loads: list[tuple[float, float]]) -> list[Line]:
-    """Return the lines from `_lines` that fit `loads` (oldest first) best. Minimizes the weighted
-    sum of absolute deviations, not of squares. A line through loads attains this minimum, and a
-    load that other work slowed down a lot does not move the line."""
+    # Absolute deviations: a load that other work slowed down then hardly counts.
     weights = [_OLDER**age for age in range(len(loads) - 1, -1, -1)]
     errors = [
         (
@@ -213,7 +195,6 @@ def _likely_lines(loads: list[tuple[float, float]]) -> list[Line]:
 
 
 def _lines(loads: list[tuple[float, float]]) -> Iterator[Line]:
-    """Yield lines with positive costs through two loads, or with a zero cost through one load."""
     for n_bytes, seconds in loads:
         yield Line(seconds, 0.0)
         yield Line(0.0, seconds / n_bytes)
@@ -225,24 +206,21 @@ def _lines(loads: list[tuple[float, float]]) -> Iterator[Line]:
 
 
 def _deviation(ratio: float) -> float:
-    """Return the error of an estimate that is `ratio` times the measured value."""
     return _ABOVE * log(ratio) if ratio > 1 else -log(ratio)
 
 
 Target = tuple[BlockHeader, BodyTarget]
-"""The header of a body to read, and where to read the body to."""
+"""The header of a body, and the memory to read it into."""
 
 _THREADS = 4
-"""The number of concurrent loads. The store also reads the bodies of a load in parallel."""
+"""The number of concurrent loads."""
 _GROUP_BYTES = 256 << 20
-"""The bytes that a load reads before it copies them, which is the memory that a load needs."""
+"""The bytes that a load reads before it copies them. A load needs this much memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBodies:
-    """The result of a load's reads. `n_verified` bodies passed verification before the first
-    failure; `n_groups` is the number of sequential reads. `overtaken` says that the load stopped
-    because computing the rest is faster."""
+    """The result of a load's reads. `overtaken` says that computing the rest is faster."""
 
     n_verified: int
     checkpoint: bytes | None
@@ -253,7 +231,7 @@ class ReadBodies:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A running load of a prefix into a sequence under `terms`; its start took `seconds`."""
+    """A running load of a prefix into a sequence."""
 
     prefix: StoredPrefix
     terms: Terms
@@ -269,8 +247,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The sequence's `length` in tokens after a load; `end` says why the load ended. `seconds`
-    leaves out waits for other work. The load read `bytes_by_tier` in `n_reads` sequential reads."""
+    """The result of a load: the sequence's `length` in tokens, and the load's time and bytes."""
 
     length: int
     end: MatchEnd
@@ -295,14 +272,14 @@ class Loader:
         self._ended = threading.Condition()
 
     def keep_within(self, n_bytes: int) -> None:
-        """Limit all loads together to `n_bytes` of data that they have read but not yet copied."""
+        """Limit the data that all loads have read but not yet copied."""
         self._group_bytes = min(_GROUP_BYTES, n_bytes // _THREADS)
 
     def begin(
         self, prefix: StoredPrefix, sequence: SequenceId, terms: Terms = NEVER_GIVEN_UP
     ) -> Load:
-        """Start to read `prefix` into `sequence`, which holds the tokens before `prefix.start`. The
-        load stops once computing the rest is faster. Raises BackendError if memory runs out."""
+        """Start to read `prefix` into `sequence`, which holds the tokens before it. Raises
+        BackendError if memory runs out."""
         started = self._clock()
         targets = self._targets(prefix.full, sequence, Part.FULL, prefix.start, prefix.length)
         if prefix.window:
@@ -319,8 +296,7 @@ class Loader:
         return Load(prefix, terms, sequence, self._clock() - started, future, given_up)
 
     def finish(self, load: Load) -> Loaded:
-        """Put the verified blocks of a finished `load` into its sequence. Restores a prefix with a
-        checkpoint completely or not at all. Raises BackendError."""
+        """Put the verified blocks of a finished `load` into its sequence. Raises BackendError."""
         read, prefix = load.future.result(), load.prefix
         started = self._clock()
         n_bodies = len(prefix.full) + len(prefix.window)
@@ -347,7 +323,7 @@ class Loader:
         return Loaded(length, end, seconds, n_bytes, max(1, read.n_groups))
 
     def give_up(self, load: Load) -> None:
-        """Stop the load after its reads in progress, because the sequence is closing."""
+        """Stop the load after its reads in progress."""
         load.given_up.set()
 
     def wait(self, loads: Iterable[Load], seconds: float) -> None:
@@ -416,7 +392,6 @@ class Loader:
         return {key: body for key, body in found.items() if len(body) == sizes[key]}
 
     def _read_group(self, group: list[Target]) -> list[bool]:
-        """Read a group of bodies into their targets; return whether each body is verified."""
         try:
             here = self._resident([header for header, _ in group])
             for header, target in group:
@@ -435,8 +410,8 @@ class Loader:
 
 
 def group_ends(first: int, most: int, n_bodies: int) -> Iterator[int]:
-    """Yield the ends of groups of `n_bodies` bodies. The first group has `first` bodies. Each later
-    group has as many bodies as all groups before it together, but at most `most`."""
+    """Yield the ends of groups of `n_bodies` bodies. Each group is as large as all before it
+    together, within the limits."""
     stop = 0
     while stop < n_bodies:
         stop = min(n_bodies, stop + min(most, max(first, stop)))

@@ -1,9 +1,7 @@
-"""PrefixLookup: the longest stored prefix of a prompt, and the bodies to read for it.
+"""PrefixLookup: finds the longest stored prefix of a prompt.
 
-A block counts only if the store has every block before it. With a layout that needs checkpoints, a
-sequence can resume only at a checkpoint. The engine asks the store's index between two steps and
-never waits for a network, so Discovery asks a slow tier first, before the engine queues the
-request. Reads no body.
+A block counts only if the store has every block before it. Discovery asks a slow tier first, so
+that the engine never waits for a network.
 """
 
 from __future__ import annotations
@@ -35,11 +33,7 @@ from semantic.ports.store import CacheStorePort, LookUpPort, StorePort
 
 @dataclass(frozen=True, slots=True)
 class StoredPrefix:
-    """The first `length` tokens of a prompt, as bodies to read. `full` has the blocks from position
-    `start` on; the last block may have more tokens than needed. The store has FULL blocks of the
-    first `known` tokens, which may be more than `length` if a checkpoint is missing. `junction` is
-    the position where the prompt differs from all stored tokens; None unless a checkpoint there is
-    worthwhile. `is_public` says whether all tenants share the bodies."""
+    """The first `length` tokens of a prompt, as bodies to read."""
 
     length: int
     start: int = 0
@@ -63,7 +57,7 @@ class StoredPrefix:
         return self.bytes_by_tier[tier]
 
     def bytes_of(self, headers: Iterable[BlockHeader]) -> dict[Tier, int]:
-        """Return the bytes of the bodies `headers` in each tier."""
+        """Return the bytes of `headers` in each tier."""
         n_bytes = dict.fromkeys(Tier, 0)
         for header in headers:
             if (found := self.found.get(header.key)) is not None:
@@ -82,18 +76,18 @@ class StoredPrefix:
 
     @property
     def source(self) -> Tier:
-        """The slowest tier that contains a body of the prefix."""
+        """The slowest tier that has a body of the prefix."""
         slow = (tier for tier in (Tier.REMOTE, Tier.DISK) if self.bytes_in(tier))
         return next(slow, Tier.MEMORY)
 
 
 def window_start(layout: BlockLayout, length: int) -> int:
-    """Return the first position that window layers attend to from the token at `length`."""
+    """Return the first position that window layers attend to from position `length`."""
     return max(0, length - (layout.window_tokens or 1) + 1)
 
 
 def window_links(layout: BlockLayout, links: Sequence[BlockLink]) -> list[BlockLink]:
-    """Return the blocks whose WINDOW bodies a sequence of `links` needs to resume."""
+    """Return the blocks whose WINDOW bodies are needed to resume after `links`."""
     if not layout.window or not links:
         return []
     first = window_start(layout, links[-1].stop)
@@ -110,9 +104,8 @@ class PrefixLookup:
     def find(
         self, scope: Scope, links: Sequence[BlockLink], tokens: Sequence[int], start: int = 0
     ) -> StoredPrefix | None:
-        """Return the longest prefix of `tokens` that a sequence can restore; None if the store has
-        no such prefix. `links` are the full blocks of `tokens`. The sequence already holds the
-        tokens before `start`, a multiple of 256."""
+        """Return the longest prefix of `tokens` that a sequence can restore, or None. The
+        sequence already holds the tokens before `start`, a multiple of 256."""
         first = start // BLOCK_TOKENS
         wanted = [link.key(Part.FULL) for link in links[first:]]
         found = dict(self._store.find(wanted))
@@ -141,7 +134,6 @@ class PrefixLookup:
         tokens: Sequence[int],
         known: int,
     ) -> StoredPrefix | None:
-        """Return `prefix` with the junction where `tokens` differ from all stored tokens."""
         parent = _hash_before(scope, links, known // BLOCK_TOKENS)
         junction = known + self._tail(parent, tokens[known:])[1]
         if prefix is not None:
@@ -153,7 +145,6 @@ class PrefixLookup:
     def _at_checkpoint(
         self, scope: Scope, links: Sequence[BlockLink], tokens: Sequence[int], n_blocks: int
     ) -> StoredPrefix | None:
-        """Return the prefix up to the last usable checkpoint within the first `n_blocks` blocks."""
         for k in range(n_blocks, -1, -1):
             rest = tokens[k * BLOCK_TOKENS : (k + 1) * BLOCK_TOKENS]
             for checkpoint in self._checkpoints(_hash_before(scope, links, k), rest):
@@ -163,7 +154,6 @@ class PrefixLookup:
         return None
 
     def _checkpoints(self, parent: BlockHash, rest: Sequence[int]) -> Iterator[BlockHeader]:
-        """Yield checkpoints after `parent` whose tokens are a prefix of `rest`, longest first."""
         headers = self._store.nearest(parent, Part.CHECKPOINT, rest)
         for header in sorted(headers, key=lambda h: len(h.link.tokens), reverse=True):
             own = header.link.tokens
@@ -173,7 +163,6 @@ class PrefixLookup:
     def _resume_at(
         self, checkpoint: BlockHeader, links: Sequence[BlockLink], k: int, *, known: int
     ) -> StoredPrefix | None:
-        """Return the prefix that ends at `checkpoint` in block `k`; None if a body is missing."""
         last = checkpoint.link
         chain = [*links[:k], last]
         window = tuple(
@@ -200,13 +189,11 @@ class PrefixLookup:
         )
 
     def _longer(self, link: BlockLink) -> BlockHeader | None:
-        """Return a stored block that begins with the tokens of `link`; None if no block does."""
         tail, n_tokens = self._tail(link.parent, link.tokens)
         return tail if n_tokens == len(link.tokens) else None
 
     def _tail(self, parent: BlockHash, rest: Sequence[int]) -> tuple[BlockHeader | None, int]:
-        """Return the block after `parent` that shares the longest prefix with `rest`, and the
-        number of shared tokens."""
+        """Return the block after `parent` that shares most tokens with `rest`, and their number."""
         rest = rest[:BLOCK_TOKENS]
         if not rest:
             return None, 0
@@ -228,13 +215,13 @@ def _hash_before(scope: Scope, links: Sequence[BlockLink], block: int) -> BlockH
 _THREADS = 8
 """The most prompts to look up at the same time."""
 _SECONDS = 2.0
-"""The seconds that a request waits for its look-up, if necessary; a long prompt waits longer."""
+"""The seconds that a request waits for its look-up; a long prompt waits longer."""
 _TOKENS_PER_SECOND = 10_000
-"""The assumed rate of prefill: a look-up may take as long as computing a long prompt."""
+"""The assumed tokens per second of prefill, for the time limit of a look-up."""
 
 
 class Discovery:
-    """Asks `remote`, a tier of `store`, for the blocks of one model. Thread-safe."""
+    """Asks a slow tier for the blocks of a model. Thread-safe."""
 
     def __init__(
         self,
@@ -254,13 +241,12 @@ class Discovery:
         self._threads = FairThreads(_THREADS, "look-up")
 
     def begin(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> Future[None]:
-        """Start `look_up` on another thread; return a future that ends with the look-up."""
+        """Start `look_up` on another thread; return its future."""
         look_up = partial(self.look_up, agent_id, tenant, tokens)
         return self._threads.submit(tenant, look_up, is_short=True)
 
     async def wait(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
-        """Call `begin` and wait for the end of the look-up or its time limit. Later requests can
-        use a late result. A look-up that has not begun at its time limit never runs."""
+        """Wait for a look-up, but not longer than its time limit."""
         begun = asyncio.wrap_future(self.begin(agent_id, tenant, tokens))
         with suppress(TimeoutError):
             await asyncio.wait_for(begun, max(self._seconds, len(tokens) / _TOKENS_PER_SECOND))
@@ -270,9 +256,7 @@ class Discovery:
         self._threads.close()
 
     def look_up(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
-        """Fetch the slow tier's index for an agent and its prompt `tokens`. Skips a prompt whose
-        tokens before the last block are known already. Raises nothing. Takes as long as several
-        requests to the tier in sequence."""
+        """Fetch the slow tier's index for an agent and its prompt. Raises no error."""
         reusable = tokens[: self._spec.reusable(len(tokens) - 1)]
         scope = self._scope(agent_id, tenant)
         chain, known = self._chain(scope, reusable)
@@ -289,13 +273,11 @@ class Discovery:
     def _chain(
         self, scope: Scope, tokens: Sequence[int]
     ) -> tuple[list[BlockLink], StoredPrefix | None]:
-        """Return the blocks of `tokens`, and their longest known prefix in the store."""
         chain = list(scope.chain(tokens))
         full = [link for link in chain if link.is_full]
         return chain, self._lookup.find(scope, full, tokens)
 
     def _scope(self, agent_id: str, tenant: str) -> Scope:
-        """Return the scope of an agent's blocks, salted if the agent came from an import."""
         scope = Scope(self._namespace, tenant_tag(self._store.secret, tenant))
         manifest = self._store.agents.manifest(scope, agent_id)
         salt = b"" if manifest is None else manifest.scope.salt

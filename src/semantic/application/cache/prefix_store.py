@@ -1,9 +1,6 @@
 """PrefixStore: the prefix cache. Finds, restores and saves requests' blocks in a block store.
 
-Looks up the longest stored prefix of a request, loads it while the batch runs, exports new blocks
-and saves manifests. Keeps its own state by request id. Knows requests, hashes and the ports; does
-not know when a request runs or how many blocks the pool has. A failing store never fails a request:
-the engine then computes the tokens itself.
+A failing store never fails a request: the engine then computes the tokens itself.
 """
 
 from __future__ import annotations
@@ -36,14 +33,12 @@ from semantic.ports.generation import BatchBackend, Clock
 from semantic.ports.store import StorePort
 
 _READ_PART = 16
-"""The divisor for the part of the memory, 1/16, for data that loads have read but not copied."""
+"""The divisor of the memory for data that loads have read but not copied."""
 
 
 class PrefixStore:
-    """Shares computed blocks between requests with equal prefixes, and across restarts. The
-    stepping thread calls the methods. Submitting threads may call `find` and `decline` under the
-    engine's lock; methods for agents need no lock. `shared` decides which request computes missing
-    blocks."""
+    """Shares computed blocks between requests with equal prefixes, and across restarts. Callers
+    of `find` and `decline` hold the engine's lock."""
 
     def __init__(
         self,
@@ -55,9 +50,8 @@ class PrefixStore:
         now: Callable[[], float] = time.time,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """`prefill_seconds` estimates the seconds of prefill for a number of tokens; it returns
-        None before the first chunk. `now` returns Unix time in seconds, for display only. `clock`
-        measures loads in seconds."""
+        """`prefill_seconds` estimates the seconds of prefill for a number of tokens. `now`
+        returns Unix time in seconds."""
         self._model = model
         self._spec = model.cache_spec()
         self._layout = model.layout()
@@ -83,13 +77,11 @@ class PrefixStore:
         self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
 
     def keep_within(self, n_bytes: int) -> None:
-        """Limit data that loads have not yet copied: 1/16 of `n_bytes`, the process's memory."""
+        """Limit the data that loads have read but not copied to 1/16 of `n_bytes`."""
         self._loader.keep_within(n_bytes // _READ_PART)
 
     def resumes(self, request: Request) -> bool:
-        """Return whether a preempted request can resume from its saved sequence. Returns False if
-        sequences resume only at checkpoints and the checkpoint has all of the request's tokens: the
-        last token must run again."""
+        """Return whether a preempted request can resume from its saved sequence."""
         return not self._layout.needs_checkpoint or request.to_prefill > 0
 
     # Agents
@@ -106,11 +98,11 @@ class PrefixStore:
         self._public.append(tuple(tokens))
 
     def manifest(self, agent_id: str, tenant: str) -> Manifest | None:
-        """Return the agent's newest manifest; None if the store has no manifest."""
+        """Return the agent's newest manifest, or None."""
         return self._store.agents.manifest(self.scope(tenant), agent_id)
 
     def share_salt(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
-        """Give a fork the salt of its original, so that it finds the original's imported blocks."""
+        """Give a fork the salt of its original, so that it finds imported blocks."""
         salt = self._salt(agent_id, tenant, self.manifest(agent_id, tenant))
         if salt:
             self._salts[tenant, new_agent_id] = salt
@@ -128,7 +120,7 @@ class PrefixStore:
     # Restoring
 
     def find(self, request: Request) -> StoredPrefix | None:
-        """Return a waiting request's stored prefix. Looks the prefix up once per wait."""
+        """Return a waiting request's stored prefix, or None."""
         state, request.reuse.any_chip = self._state(request), self._any_chip
         if not state.searched:
             state.searched = True
@@ -141,14 +133,13 @@ class PrefixStore:
         return state.prefix
 
     def decline(self, request: Request) -> None:
-        """Record that the request uses the pool's prefix; the stored prefix stays the fallback."""
+        """Record that the request uses a prefix in the pool instead."""
         state = self._state(request)
         if state.prefix is not None:
             self.shared.continues_from(request, state.prefix.length)
 
     def begin_load(self, request: Request) -> bool:
-        """Start to read the result of `find`; return False if the result is None. Raises
-        BackendError."""
+        """Start to read the result of `find`; return False if it is None. Raises BackendError."""
         state = self._state(request)
         prefix, state.prefix = state.prefix, None
         if prefix is not None and state.is_ahead:
@@ -157,8 +148,8 @@ class PrefixStore:
         return prefix is not None and self._begin(request, prefix)
 
     def load_next_blocks(self, request: Request) -> bool:
-        """Start to read the request's next blocks if other requests have computed these blocks;
-        otherwise return False. Raises BackendError."""
+        """Start to read the request's next blocks if other requests have computed them. Returns
+        False otherwise. Raises BackendError."""
         if self._layout.needs_checkpoint or request.computed % BLOCK_TOKENS:
             return False
         if request.computed // BLOCK_TOKENS >= self._blocks_to_compute(request):
@@ -169,8 +160,7 @@ class PrefixStore:
         return prefix is not None and self._begin(request, prefix)
 
     def has_next_checkpoint(self, request: Request) -> bool:
-        """Return whether the request can continue from a checkpoint of another request.
-        `begin_load` then reads all blocks up to the checkpoint into an empty sequence."""
+        """Return whether the request can continue from a checkpoint of another request."""
         if not self.shared.looks_again(request):
             return False
         prefix = self._search(request, start=0)
@@ -186,7 +176,7 @@ class PrefixStore:
         return self._state(request).load is not None
 
     def is_loaded(self, request: Request) -> bool:
-        """Return whether the request has nothing left to read: `finish_load` would not block."""
+        """Return whether `finish_load` would not block."""
         load = self._state(request).load
         return load is None or load.done
 
@@ -230,12 +220,12 @@ class PrefixStore:
 
     @property
     def ahead_bytes(self) -> int:
-        """See `Prefixes.ahead_bytes`. Returns half of the memory tier's quota."""
+        """See `Prefixes.ahead_bytes`."""
         tiers = (one.max_bytes for one in self._store.stats() if one.tier is Tier.MEMORY)
         return sum(tiers) // 2
 
     def find_ahead(self, request: Request) -> StoredPrefix | None:
-        """Return the stored prefix if a part of it is on disk. Callers hold the engine's lock."""
+        """Return the stored prefix if a part of it is on disk."""
         prefix = self.find(request)
         if prefix is None or not prefix.bytes_in(Tier.DISK):
             return None
@@ -259,7 +249,7 @@ class PrefixStore:
     # Saving
 
     def publish(self, request: Request) -> None:
-        """Save the blocks that prefill has completed, so that other requests can restore them."""
+        """Save the blocks that prefill has completed, for other requests."""
         sequence, state = request.sequence, self._state(request)
         if sequence is None or not request.keep:
             return
@@ -274,8 +264,8 @@ class PrefixStore:
             self._search_again(request)
 
     def save_blocks(self, request: Request, *, interim: bool) -> int:
-        """Save all blocks of the request's open sequence, which must not be decoding, and return
-        the sequence's length in tokens. `interim` is False at the end of a turn."""
+        """Save all blocks of the request's open sequence; return its length in tokens. The sequence
+        must not be decoding. `interim` is False at the end of a turn."""
         sequence = request.sequence
         if sequence is None:
             return 0
@@ -285,7 +275,7 @@ class PrefixStore:
         return length
 
     def save_turn(self, request: Request, length: int) -> None:
-        """Save the manifest of the agent of `request`, with the request's first `length` tokens."""
+        """Save the manifest of the request's agent, with the first `length` tokens."""
         # Not the request's manifest: a caller may have pinned the agent meanwhile.
         before = self.manifest(request.agent_id, request.tenant)
         parent = None if before is None else before.parent
@@ -306,9 +296,7 @@ class PrefixStore:
         )
 
     def discard(self, request: Request) -> None:
-        """Drop the blocks that the request stored, and all blocks after them, because the model
-        computed NaN or infinity. Drop a block of another request only if the block contains such
-        values."""
+        """Drop the request's blocks, because the model computed NaN or infinity."""
         state = self._state(request)
         links = state.full_links(self._scope_of(request), request.tokens)
         self._saver.drop(state.put, links, state.read)
@@ -317,7 +305,7 @@ class PrefixStore:
     # Life of a request, and of the store
 
     def close_sequence(self, request: Request) -> None:
-        """Release the request's claim and cancel its load, because its sequence is closing."""
+        """Cancel the request's load, because its sequence is closing."""
         self.shared.release(request)
         state = self._state(request)
         load, state.load = state.load, None
@@ -325,7 +313,7 @@ class PrefixStore:
             self._loader.give_up(load)
 
     def preempt(self, request: Request) -> None:
-        """Make `find` look the prefix up again, since the store may evict the prefix meanwhile."""
+        """Forget the result of `find`, since the store may evict the prefix."""
         state = self._state(request)
         state.prefix, state.searched, state.load = None, False, None
         state.unread = state.preferred = 0
@@ -337,11 +325,11 @@ class PrefixStore:
         self._states.pop(request.uid, None)
 
     def flush(self) -> None:
-        """Wait until all data saved so far is as durable as the store can make it."""
+        """Wait until all data saved so far is durable."""
         self._store.flush()
 
     def close(self, *, keep_store: bool = False) -> None:
-        """End the loader's threads and close the store, unless another engine needs it."""
+        """End the loader's threads, and close the store unless `keep_store`."""
         self._loader.close()
         if not keep_store:
             self._store.close()
@@ -354,7 +342,6 @@ class PrefixStore:
         return self._states.setdefault(request.uid, RequestState()) if state is None else state
 
     def _scope_of(self, request: Request) -> Scope:
-        """Return the scope of the request's blocks, with the salt of an imported agent."""
         state = self._state(request)
         if state.scope is None:
             scope = self.scope(request.tenant)
@@ -363,8 +350,7 @@ class PrefixStore:
         return state.scope
 
     def _salt(self, agent_id: str, tenant: str, manifest: Manifest | None) -> bytes:
-        """Return an imported agent's salt; b"" for any other agent. Remembers the salt after
-        another process removes the manifest, because the pool may still hold the agent's cache."""
+        # The pool may hold the agent's cache after its manifest is removed: remember the salt.
         if manifest is not None and manifest.scope.salt:
             self._salts[tenant, agent_id] = manifest.scope.salt
         return self._salts.get((tenant, agent_id), b"")
@@ -379,8 +365,6 @@ class PrefixStore:
         return True
 
     def _next_block(self, request: Request) -> BlockHash | None:
-        """Return the hash of the block that the request's next token belongs to; None if other
-        requests may not reuse the block."""
         number, n_full = request.computed // BLOCK_TOKENS, self._blocks_to_compute(request)
         if number >= n_full:
             return None
@@ -390,7 +374,6 @@ class PrefixStore:
         return state.links[number].hash
 
     def _blocks_to_compute(self, request: Request) -> int:
-        """Return the number of the request's full blocks that other requests may reuse."""
         return self._spec.reusable(request.n_tokens - 1) // BLOCK_TOKENS
 
     def _search(self, request: Request, start: int) -> StoredPrefix | None:
@@ -410,7 +393,6 @@ class PrefixStore:
         return public
 
     def _search_public(self, tokens: Sequence[int]) -> StoredPrefix | None:
-        """Return the longest prefix of `tokens` that every tenant shares."""
         length = max((common_prefix(one, tokens) for one in self._public), default=0)
         if not length:
             return None
@@ -420,7 +402,6 @@ class PrefixStore:
         return None if found is None else replace(found, is_public=True)
 
     def _worthwhile(self, prefix: StoredPrefix | None, request: Request) -> StoredPrefix | None:
-        """Return `prefix`, or None if computing should be faster than reading."""
         if prefix is None:
             return None
         state, n_tokens = self._state(request), prefix.length - request.computed
@@ -434,7 +415,6 @@ class PrefixStore:
         return None
 
     def _search_again(self, leader: Request) -> None:
-        """Make waiting and loading requests that begin like `leader` look for its new blocks."""
         for other in self.shared.beginning_like(leader):
             if other.phase is Phase.WAITING:
                 self._state(other).searched = False
@@ -444,7 +424,6 @@ class PrefixStore:
     def _save_to(
         self, request: Request, sequence: SequenceId, length: int, *, interim: bool
     ) -> None:
-        """Save the request's first `length` tokens, which must be all that `sequence` holds."""
         state = self._state(request)
         reusable = self._spec.reusable(length)
         links = state.all_links(self._scope_of(request), request.tokens[:reusable])

@@ -1,8 +1,6 @@
 """ReadAhead: brings stored prefixes from disk into memory shortly before requests need them.
 
-Its own thread reads bodies one at a time. Knows when agents should return and which requests wait;
-does not know the pool's contents or how to read a body. ToolTimes predicts an agent's return from
-the usual absence after a call of a tool.
+ToolTimes predicts an agent's return from earlier calls of the same tool.
 """
 
 from __future__ import annotations
@@ -22,24 +20,23 @@ from semantic.domain.value_objects import CacheKey
 from semantic.ports.generation import Clock
 
 LEAD = 3.0
-"""The seconds between the start of a read and the agent's expected return. In `benchmarks.returns`,
-blocks read earlier are evicted before their use, and later reads of long histories end too late."""
+"""The seconds between the start of a read and the agent's expected return. Measured by
+`benchmarks.returns`."""
 _LATE = 60.0
-"""The seconds after an agent's expected return until the bodies read for it stop counting."""
+"""The seconds after an agent's expected return for which its bodies stay reserved."""
 _MOST_EXPECTED = 1000
 _REST = 3
-"""The rest after a read, as a multiple of the time of the read: on a CPU, decoding gets its cores
-back, and the drive is free for urgent reads."""
+"""The rest after a read, as a multiple of its time. Decoding on a CPU needs the cores."""
 _PATIENCE = 0.05
-"""Seconds to wait for loads of requests before checking again that the agent is still away."""
+"""Seconds between checks whether requests still load."""
 
 
 class Prefixes(Protocol):
-    """The stored prefixes for `ReadAhead`, whose thread calls these methods without a lock."""
+    """The stored prefixes for `ReadAhead`, which calls these methods without a lock."""
 
     @property
     def ahead_bytes(self) -> int:
-        """The most bytes of memory for bodies that no request needs yet."""
+        """The bytes of memory for bodies that no request needs yet, at most."""
 
     def stored_prefix(self, agent_id: str, tenant: str) -> StoredPrefix | None:
         """Return the stored prefix of the agent's last turn; None if the store has none."""
@@ -47,26 +44,23 @@ class Prefixes(Protocol):
     def prefetch(self, header: BlockHeader) -> bool: ...
 
     def wait_until_loaded(self, seconds: float) -> bool:
-        """Wait at most `seconds` for all loads of requests to end; return whether all ended."""
+        """Wait at most `seconds` for all loads of requests; return whether all ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """A read at the time `due`. If `prefix` is None, reads the prefix of the agent's last turn."""
-
     due: float
     prefix: StoredPrefix | None = None
 
 
 class ReadAhead:
-    """Reads prefixes ahead for one engine. Thread-safe. Its thread starts with the first job, and
-    waits while requests load. Unused bodies take at most `Prefixes.ahead_bytes`. Skips agents whose
-    cache is in the pool."""
+    """Reads prefixes ahead for one engine, on its own thread. Waits while requests load.
+    Thread-safe."""
 
     def __init__(
         self, prefixes: Prefixes, in_pool: Callable[[CacheKey], bool], clock: Clock = time.monotonic
     ) -> None:
-        """`in_pool` says whether an agent's cache is in the pool; any thread may call it."""
+        """`in_pool` says whether an agent's cache is in the pool. Any thread may call it."""
         self._prefixes = prefixes
         self._in_pool = in_pool
         self._clock = clock
@@ -82,11 +76,11 @@ class ReadAhead:
         self._add(key, _Job(self._clock() + max(0.0, seconds - LEAD)))
 
     def waits(self, key: CacheKey, prefix: StoredPrefix) -> None:
-        """Read `prefix` ahead for an agent's waiting request, which will restore it."""
+        """Read `prefix` ahead for an agent's waiting request."""
         self._add(key, _Job(self._clock(), prefix))
 
     def arrived(self, key: CacheKey) -> None:
-        """Stop reading ahead for an agent that is back, or whose request no longer waits."""
+        """Stop reading ahead for an agent."""
         with self._changed:
             self._jobs.pop(key, None)
             self._held.pop(key, None)
@@ -105,7 +99,7 @@ class ReadAhead:
             self._thread.join()
 
     def read_due(self) -> float | None:
-        """Run all jobs that are due; return the seconds until the next job, or None."""
+        """Run all jobs that are due; return the seconds until the next one, or None."""
         while (found := self._take()) is not None:
             self._read(*found)
         return self._seconds()
@@ -139,7 +133,6 @@ class ReadAhead:
         return None if due is None else max(0.0, due - self._clock())
 
     def _take(self) -> tuple[CacheKey, _Job] | None:
-        """Remove and return the job that has been due for longest; None if no job is due."""
         with self._changed:
             key = min(self._jobs, key=lambda one: self._jobs[one].due, default=None)
             if key is None or self._jobs[key].due > self._clock():
@@ -169,7 +162,6 @@ class ReadAhead:
                 self._changed.wait_for(lambda: self._reading != key, rest)
 
     def _left(self, key: CacheKey) -> int:
-        """Return the bytes that unused reads of other agents leave for the agent `key`."""
         now, most = self._clock(), self._prefixes.ahead_bytes  # without the lock: this may be slow
         with self._changed:
             others = ((one, *held) for one, held in self._held.items() if one != key)
@@ -177,7 +169,7 @@ class ReadAhead:
             return most - sum(n for _, n in self._held.values())
 
     def _may_read(self, key: CacheKey) -> bool:
-        """Wait until no request loads. Return False if `ReadAhead` no longer expects the agent."""
+        """Wait until no request loads; return whether the agent is still away."""
         while self._reading == key:
             if self._prefixes.wait_until_loaded(_PATIENCE):
                 return True
@@ -185,18 +177,18 @@ class ReadAhead:
 
 
 _LATEST = 32
-"""The number of a tool's latest absences that its median covers."""
+"""The latest absences after a tool that its median covers."""
 _FEWEST = 3
-"""The absences after a tool that a prediction needs: a single absence may have any cause."""
+"""The fewest absences after a tool for a prediction."""
 _MOST_TOOLS = 1000
 _MOST_AWAY = 10_000
 _LONGEST_NAME = 128
-"""The most characters of a tool's name. `ToolTimes` ignores tools with longer names."""
+"""The longest name of a tool; longer ones are ignored."""
 
 
 class ToolTimes:
-    """Learns how long a tenant's agents are away after calling a tool: the median of recent
-    absences, which ignores outliers. All tenants share a limited memory. Not thread-safe."""
+    """Learns how long agents are away after they call a tool: the median of recent absences. Not
+    thread-safe."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -204,9 +196,8 @@ class ToolTimes:
         self._away: FairLru[str, tuple[str, float]] = FairLru(_MOST_AWAY)
 
     def called(self, agent: str, tenant: str, tools: Collection[str]) -> float | None:
-        """Record that an agent called `tools`; return the usual seconds of absence after the
-        slowest tool, None if unknown. Learns only from calls of a single tool: with several tools,
-        the time of a single tool is unknown."""
+        """Record a call of `tools`; return the usual seconds of absence, or None. Learns only from
+        calls of a single tool."""
         names = {name for name in tools if len(name) <= _LONGEST_NAME}
         self._away.remove(tenant, agent)
         if len(names) == len(set(tools)) == 1:

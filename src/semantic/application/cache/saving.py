@@ -1,8 +1,4 @@
-"""BlockSaver: exports a sequence's blocks into a block store, and drops blocks unfit for reuse.
-
-RequestState is the prefix store's record of a request. Knows the backend and the store through
-their ports; does not know when to save.
-"""
+"""BlockSaver: saves a sequence's blocks in a block store, and drops damaged ones."""
 
 from __future__ import annotations
 
@@ -24,49 +20,45 @@ class RequestState:
     """The prefix store's state of one request."""
 
     links: list[BlockLink] = field(default_factory=list)
-    """The first links of the hash chain of the request's full blocks, computed on demand."""
+    """The hash chain of the request's full blocks, as far as computed."""
     stored_blocks: int = 0
-    """The number of the request's first blocks that the store has or refused."""
+    """The number of first blocks that the store has or refused."""
     prefix: StoredPrefix | None = None
     """The stored prefix to restore when the request opens."""
     searched: bool = False
-    """True if `prefix` was looked up since the request began to wait."""
+    """True if `prefix` was looked up during this wait."""
     terms: Terms = NEVER_GIVEN_UP
     """The conditions for reading `prefix`."""
     preferred: int = 0
-    """The number of first tokens that the request computes instead of reading, because computing is
-    faster; the decision is final."""
+    """The number of first tokens that the request computes because reading is slower."""
     load: Load | None = None
     """The running load into the request's sequence."""
     put: list[BlockKey] = field(default_factory=list)
-    """Keys of bodies that the request put into the store."""
+    """Keys of bodies that the request saved."""
     read: list[BlockHeader] = field(default_factory=list)
-    """Headers of bodies that the request read from the store."""
+    """Headers of bodies that the request read."""
     scope: Scope | None = None
-    """The scope of the request's block hashes, in which requests find its blocks."""
+    """The scope of the request's block hashes."""
     is_ahead: bool = False
-    """True if a thread reads `prefix` ahead, so bodies of `prefix` may change tiers."""
+    """True if a thread reads `prefix` ahead, which may change the tiers of its bodies."""
     unread: int = 0
-    """The length of an unreadable prefix: the request looks for a shorter prefix or other
-    bodies."""
+    """The length of an unreadable prefix."""
 
     def full_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
-        """Return the links of the full blocks of `tokens`, which must begin with the tokens of
-        earlier calls."""
+        """Return the links of the full blocks of `tokens`."""
         n_full = len(tokens) // BLOCK_TOKENS
         if len(self.links) < n_full:
             self.links = scope.continued(self.links, tokens[: n_full * BLOCK_TOKENS])
         return self.links[:n_full]
 
     def all_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
-        """Return the links of all blocks of `tokens`. The last block may be partial."""
+        """Return the links of all blocks of `tokens`, including a partial last block."""
         return scope.continued(self.full_links(scope, tokens), tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The part of an open sequence to save. `put` collects the keys of saved bodies; `interim` is
-    False at a turn's end."""
+    """The part of an open sequence to save. `interim` is False at a turn's end."""
 
     sequence: SequenceId
     put: list[BlockKey]
@@ -83,8 +75,7 @@ class BlockSaver:
         self.has_gaps = False  # True if interim blocks may be missing on disk
 
     def put_full(self, export: Export, links: Sequence[BlockLink]) -> bool:
-        """Save the FULL bodies of `links`. Stops and returns False if the store refuses a body, as
-        no prefix could reach later bodies."""
+        """Save the FULL bodies of `links`. Returns False once the store refuses a body."""
         self.has_gaps |= self._store.holds_back
         lacking = self._store.lacking([link.key(Part.FULL) for link in links])
         return all(
@@ -92,7 +83,7 @@ class BlockSaver:
         )
 
     def put_checkpoint(self, export: Export, links: Sequence[BlockLink]) -> None:
-        """Save the window bodies and the checkpoint needed to resume a sequence after `links`."""
+        """Save the bodies needed to resume a sequence after `links`."""
         if not self._layout.needs_checkpoint or not links:
             return
         window = window_links(self._layout, links)
@@ -106,8 +97,8 @@ class BlockSaver:
     def drop(
         self, put: Sequence[BlockKey], links: Iterable[BlockLink], read: Iterable[BlockHeader]
     ) -> None:
-        """Drop the bodies `put`, and the bodies of `links` and `read` that contain NaN or infinite
-        values. Also drop all blocks after a dropped body."""
+        """Drop the bodies `put`, and bodies with NaN or infinite values. Also drops all blocks
+        after them."""
         headers = [BlockHeader(link, Part.FULL, self._layout.name) for link in links]
         others = {one.key: one for one in (*headers, *read)}
         for key in put:
@@ -125,7 +116,7 @@ class BlockSaver:
         return self._store.put(StoredBlock(header, body, export.interim))
 
     def _is_finite(self, header: BlockHeader) -> bool:
-        """Return whether a stored body contains only finite values; True for an unreadable body."""
+        # True for an unreadable body
         body = self._store.read(header)
         try:
             return body is None or self._model.is_finite(header.part, body)
@@ -133,7 +124,6 @@ class BlockSaver:
             return False
 
     def _with_dependents(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
-        """Return `keys` and, for each FULL body, the block's other bodies and all later blocks."""
         found = dict.fromkeys(keys)
         waiting = list(found)
         while waiting:

@@ -1,9 +1,4 @@
-"""SharedPrefill: one request computes the tokens that several requests share; the others wait.
-
-`CommonPrefixes` compares the prompts of a tenant as they arrive. The common prefixes decide where a
-request takes checkpoints for other requests. Knows requests and the blocks that they compute. Uses
-no store.
-"""
+"""SharedPrefill: one request computes the tokens that several requests share; the others wait."""
 
 from __future__ import annotations
 
@@ -24,16 +19,13 @@ from semantic.domain.block_hash import BlockHash
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _MOST_COMPARED = 128
-"""The most requests of a group to compare a prompt with: running requests, then the oldest."""
+"""The most requests to compare a prompt with."""
 _HEAD_BYTES = FEWEST_TOKENS * array("I").itemsize
 
 
 @dataclass(slots=True)
 class _Group:
-    """The requests of one tenant that begin with the same `FEWEST_TOKENS` tokens. `version` changes
-    with each addition or removal. `compared` lists the requests to compare a prompt with; the list
-    was made at version `compared_at`. `allowance` is the number of bytes that checkpoints may take
-    where requests diverge."""
+    """The requests of one tenant that begin with the same `FEWEST_TOKENS` tokens."""
 
     allowance: int
 
@@ -45,8 +37,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Live:
-    """An unfinished request. `common` maps the uid of each other request to the length of the
-    shared prefix; `longest` is the largest of these lengths."""
+    """An unfinished request, and the lengths of the prefixes that it shares with others."""
 
     request: Request
     packed: bytes
@@ -57,11 +48,11 @@ class _Live:
 
 
 class CommonPrefixes:
-    """Compares the prompts of one engine's unfinished requests. Any thread may call `add`; only the
-    stepping thread may call the other methods."""
+    """Compares the prompts of unfinished requests. `add` is thread-safe; only the stepping thread
+    calls the other methods."""
 
     def __init__(self, allowance: int = 0) -> None:
-        """A new group of requests may use `allowance` bytes for checkpoints."""
+        """`allowance` is the bytes that a new group may use for checkpoints."""
         self._allowance = allowance
         self._live: dict[str, _Live] = {}
         self._groups: dict[tuple[str, bytes], _Group] = {}
@@ -71,7 +62,6 @@ class CommonPrefixes:
         return len(self._live)
 
     def add(self, request: Request) -> None:
-        """Add `request` to the requests to compare."""
         # The last token of a prompt never comes from a cache.
         packed = array("I", request.prompt[:-1]).tobytes()
         if len(packed) < _HEAD_BYTES:
@@ -93,13 +83,12 @@ class CommonPrefixes:
                 del self._groups[_head(request, own.packed)]
 
     def version(self, request: Request) -> int:
-        """Return a number that changes whenever the result of the method `of` may change."""
+        """Return a number that changes whenever the result of `of` may change."""
         own = self._live.get(request.uid)
         return -1 if own is None else own.group.version
 
     def allowance(self, request: Request) -> int:
-        """Return the bytes that checkpoints may take where requests of the request's group
-        diverge."""
+        """Return the bytes left for checkpoints where the requests of the group diverge."""
         own = self._live.get(request.uid)
         return 0 if own is None else own.group.allowance
 
@@ -110,8 +99,8 @@ class CommonPrefixes:
             own.group.allowance += n_bytes
 
     def of(self, request: Request, at_least: int = FEWEST_TOKENS) -> Iterator[tuple[Request, int]]:
-        """Yield each request of the same tenant that shares at least `at_least` first tokens with
-        `request`, and the number of shared tokens."""
+        """Yield the requests that share at least `at_least` first tokens with `request`, and the
+        number that they share."""
         own = self._live.get(request.uid)
         if own is None:
             return
@@ -135,7 +124,6 @@ class CommonPrefixes:
         own.longest = max(own.common.values(), default=0)
 
     def _others(self, group: _Group) -> tuple[int, list[_Live]]:
-        """Return the version of `group`, and the requests to compare prompts with."""
         with self._lock:
             if group.compared_at != group.version:
                 live = sorted(group.live.values(), key=lambda at: at.request.phase is Phase.WAITING)
@@ -144,9 +132,7 @@ class CommonPrefixes:
 
 
 def computes_before(left: Request, right: Request) -> bool:
-    """Return whether `left`, not `right`, should compute their shared tokens: the request that has
-    computed more, else the request that ends sooner, else the older request. All requests follow
-    this order, so that one request always computes."""
+    """Return whether `left`, not `right`, should compute their shared tokens."""
     return _order(left) < _order(right)
 
 
@@ -176,43 +162,41 @@ def _n_common(left: bytes, right: bytes) -> int:
 
 
 _MOST_IN_VAIN = 2
-"""The number of useless waits after which a request computes all its tokens itself."""
+"""The useless waits after which a request computes all its tokens itself."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """A request's checkpoint positions, and the request that it waits for."""
+    """A request's checkpoints, and the request that it waits for."""
 
     start: int = 0
     """The last position with a checkpoint in the store."""
     junction: int | None = None
-    """The position where the prompt differs from all stored tokens, found by the look-up."""
+    """The position where the prompt differs from all stored tokens."""
     positions: tuple[int, ...] = ()
     """Positions at which to take checkpoints."""
     junctions: tuple[int, ...] = ()
-    """The `positions` at which other requests continue with other tokens."""
+    """The positions where other requests continue differently."""
     reserved: int = 0
     """Bytes reserved for checkpoints at junctions."""
     counted: int | None = None
-    """The position up to which the allowance includes the request's computed tokens."""
+    """The position up to which the request's tokens count in the allowance."""
     made_for: tuple[int, int] = (-1, -1)
-    """The version of the common prefixes, and the `start`, that `positions` is based on."""
+    """The inputs from which `positions` follows."""
     waits_for: tuple[Request, int] | None = None
-    """The request whose checkpoints this request waits for, and the number of shared tokens."""
+    """The request that this one waits for, and the number of shared tokens."""
     looks_again: bool = False
-    """True if the request should look for other requests' blocks before it computes or waits."""
+    """True if the request should look for other requests' blocks."""
     waited: int = 0
-    """The number to add to `in_vain` if the current wait turns out useless."""
+    """The number to add to `in_vain` if the wait is useless."""
     in_vain: int = 0
     """The number of the request's useless waits."""
     in_flight: BlockHash | None = None
-    """The block that this request is computing, for which other requests may wait."""
+    """The block that this request computes for others."""
 
 
 class SharedPrefill:
-    """Decides which request computes the blocks that several requests of one engine need. Any
-    thread may call `add`. Callers of `continues_from` and `parts_at` hold the engine's lock. Only
-    the stepping thread calls the other methods."""
+    """Decides which request computes the blocks that several requests need."""
 
     def __init__(
         self,
@@ -222,8 +206,8 @@ class SharedPrefill:
         needs_checkpoint: bool,
         best_chunk: int,
     ) -> None:
-        """`next_block` returns a request's next block; None if no other request can reuse it. With
-        `needs_checkpoint`, sequences resume only at a checkpoint, otherwise after any block."""
+        """`next_block` returns a request's next block, or None if others cannot reuse it. With
+        `needs_checkpoint`, sequences resume only at a checkpoint."""
         self._spec = spec
         self._next_block = next_block
         self._needs_checkpoint = needs_checkpoint
@@ -236,18 +220,16 @@ class SharedPrefill:
     # Life of a request
 
     def add(self, request: Request) -> None:
-        """Add a new request, so that other requests take checkpoints for its prompt. Skips a
-        request with `keep` off: a checkpoint where another request diverges would reveal the
-        skipped request's tokens."""
+        """Add a new request, so that others take checkpoints for it."""
         if self._needs_checkpoint and request.keep:
             self._common.add(request)
 
     def parts_at(self, request: Request, junction: int | None) -> None:
-        """Record the position where the prompt differs from all stored tokens, if known."""
+        """Record the position where the prompt differs from all stored tokens."""
         self._plan(request).junction = junction
 
     def continues_from(self, request: Request, position: int) -> None:
-        """Record that the request resumes at `position` and computes the tokens after it."""
+        """Record that the request computes from `position` on."""
         plan = self._plan(request)
         plan.start, plan.counted, plan.waited = position, None, 0
 
@@ -260,7 +242,7 @@ class SharedPrefill:
         plan.start = position
 
     def preempt(self, request: Request) -> None:
-        """Discard the request's plan, except its `junction`, because its sequence closes."""
+        """Discard the request's plan, because its sequence closes."""
         junction = self._plan(request).junction
         self._forget(request)
         self._plans[request.uid] = _Plan(junction=junction)
@@ -274,11 +256,7 @@ class SharedPrefill:
     # Computing a shared block once
 
     def claim(self, request: Request) -> bool:
-        """Return whether `request` may compute its next block; False while another request computes
-        it. The claiming request computes the block for all; the other requests read it from the
-        store. A request in the middle of a block always continues. If sequences resume only at
-        checkpoints, other requests wait for the claiming request's last checkpoint in their shared
-        prefix. A request with `keep` off may wait, but computes only for itself."""
+        """Return whether `request` may compute its next block; False while another request does."""
         if self._needs_checkpoint:
             return not self._waits(request)
         self.release(request)
@@ -293,7 +271,7 @@ class SharedPrefill:
         return request.computed % BLOCK_TOKENS != 0
 
     def release(self, request: Request) -> None:
-        """Release the request's claim on a block, if the claim exists."""
+        """Let other requests compute the request's block."""
         plan = self._plan(request)
         block, plan.in_flight = plan.in_flight, None
         if block is not None and self._in_flight.get(block) == request.uid:
@@ -302,7 +280,7 @@ class SharedPrefill:
     # Waiting for a checkpoint
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request at the end of the chain of waits; None if `request` does not wait."""
+        """Return the request that `request` waits for in the end, or None."""
         first, plan = None, self._plans.get(request.uid)
         while plan is not None and plan.waits_for is not None:
             first = plan.waits_for[0]
@@ -310,12 +288,12 @@ class SharedPrefill:
         return first
 
     def look_again(self, request: Request) -> None:
-        """Make the request look for blocks again, because other requests have saved new blocks."""
+        """Make the request look for blocks that others have saved."""
         plan = self._plan(request)
         plan.looks_again = plan.in_vain < _MOST_IN_VAIN
 
     def looks_again(self, request: Request) -> bool:
-        """Return whether other requests may have saved blocks since the previous call."""
+        """Return whether others may have saved blocks since the last call."""
         plan = self._plan(request)
         looks, plan.looks_again = plan.looks_again, False
         return looks
@@ -327,14 +305,14 @@ class SharedPrefill:
         plan.waited = 0
 
     def read_in_vain(self, request: Request, *, look_again: bool) -> None:
-        """Record that the request read a damaged body; with `look_again`, make it look again."""
+        """Record that the request read a damaged body."""
         plan = self._plan(request)
         plan.in_vain += 1
         if look_again:
             plan.looks_again, plan.waited = True, 1
 
     def beginning_like(self, leader: Request) -> Iterator[Request]:
-        """Yield the requests that begin like `leader` and have not computed a token."""
+        """Yield the requests that begin like `leader` and have computed no token."""
         looking = Phase.WAITING, Phase.LOAD
         return (other for other, _ in self._common.of(leader) if other.phase in looking)
 
@@ -347,7 +325,7 @@ class SharedPrefill:
         return positions[following] if following < len(positions) else None
 
     def takes_checkpoint(self, request: Request) -> bool:
-        """Return whether to take a checkpoint of the tokens computed so far."""
+        """Return whether to take a checkpoint now."""
         if not self._needs_checkpoint:
             return False
         plan = self._plan(request)
@@ -364,7 +342,6 @@ class SharedPrefill:
         return self._plans.setdefault(request.uid, _Plan()) if plan is None else plan
 
     def _positions(self, request: Request) -> tuple[int, ...]:
-        """Return the positions at which the request's prefill takes checkpoints."""
         if not self._needs_checkpoint or request.scoring:
             return ()
         plan = self._plan(request)
@@ -383,8 +360,6 @@ class SharedPrefill:
         return plan.positions
 
     def _chosen_junctions(self, request: Request, plan: _Plan, end: int) -> tuple[int, ...]:
-        """Return the junctions whose checkpoints fit the allowance. The allowance includes the
-        bytes that the request's tokens will add."""
         common, computed = self._common, request.computed
         if plan.counted is None:
             plan.counted = computed
@@ -402,17 +377,14 @@ class SharedPrefill:
         return chosen
 
     def _forget(self, request: Request) -> None:
-        """Release the request's claim and the bytes reserved for its checkpoints."""
         self.release(request)
         plan = self._plan(request)
         self._common.allow(request, plan.reserved)
         plan.reserved = 0
 
     def _waits(self, request: Request) -> bool:
-        """Return whether the request waits for another request's checkpoint. Once the other request
-        takes no more checkpoints in the shared prefix, or ends, `request` looks for saved blocks
-        before it computes. The number of useless waits is limited, so that later, shorter requests
-        cannot delay `request` forever."""
+        # The number of useless waits is limited, so that later, shorter requests cannot delay this
+        # one forever.
         plan = self._plan(request)
         if plan.looks_again or plan.in_vain >= _MOST_IN_VAIN or request.scoring:
             return False
@@ -426,13 +398,11 @@ class SharedPrefill:
         return plan.waits_for is not None
 
     def _leaders(self, request: Request) -> Iterator[tuple[Request, int]]:
-        """Yield each request that computes tokens for `request`, and the number of these tokens."""
         for other, shared in self._common.of(request, request.computed + FEWEST_TOKENS):
             if self._leads(other, shared, request):
                 yield other, shared
 
     def _leads(self, leader: Request, shared: int, request: Request) -> bool:
-        """Return whether `leader` will take a checkpoint for `request` in the `shared` tokens."""
         if not (is_computing(leader) and computes_before(leader, request)):
             return False
         positions = self._positions(leader)
