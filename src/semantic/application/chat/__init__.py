@@ -1,1 +1,1 @@
-"""Conversations as they become tokens and answers: templates, replay, tool calls, answer text."""
+"""Turns conversations into tokens, and generated text into answers."""

@@ -1,6 +1,4 @@
-"""AnswerReader: separates a generated answer into text, reasoning and tool calls as it streams.
-Knows marks in text; knows nothing about models or APIs. Reads calls in a known spelling while the
-model writes them; the model's `ChatFormat` parses other calls at their end."""
+"""AnswerReader: separates a generated answer into text, reasoning and tool calls as it streams."""
 
 from __future__ import annotations
 
@@ -31,35 +29,22 @@ from semantic.domain.value_objects import CompletedGeneration, TokenEvent, Token
 from semantic.ports.chat import ChatFormat, Marks
 
 _Part = Literal["start", "header", "text", "thought", "call"]
-"""A place in an answer: `start`, which may be a call without a mark; `header`, which names the kind
-of a message; or a part to emit."""
+"""A place in an answer: its start, a message's header, or a part to emit."""
 
 _BETWEEN_TEXTS: Final = TokenText("\n\n")
 _LONGEST_HEADER: Final = 512
 _PROSE: Final = re.compile(r"[a-z,.;:!?]+(?: [A-Za-z,.;:!?]+){2} ")
-"""A pattern for three words in a row, which never occur in a header."""
+"""Three words in a row, which never occur in a header."""
 
 _MOST_OPEN: Final = 8
-"""The most unfinished calls that the reader looks for at the answer's end."""
+"""The most unfinished calls to look for at the answer's end."""
 
 
 class AnswerReader:
     """Splits the text of one answer, pushed in any pieces, into `AnswerPiece`s.
 
-    Marks are never part of a piece, not even an end mark without a start mark. The reader drops
-    white space next to a mark, since templates put it there, but restores it if only the mark
-    separates two texts. An answer without marks stays as it is.
-
-    The reader looks for calls if the chat has tools and may call them. A call inside reasoning ends
-    the reasoning: a model that forgets to close its reasoning still means the call. The reader
-    emits a call in a known spelling while the model writes it, other calls at their end. The
-    reader emits an unparsable call as text with its marks, unless a part was emitted already. If
-    the answer ends inside a call, the call keeps its name and the finished part of its arguments.
-    The reader drops a call without a whole name.
-
-    An answer in a requested format has reasoning and calls only at its beginning; later marks are
-    text. Headers divide an answer into messages. Log-probabilities accompany the text of their
-    tokens, except for tokens that begin in reasoning, a call, a mark or dropped white space.
+    Marks are never part of a piece. An unparsable call becomes text with its marks. A call inside
+    reasoning ends the reasoning, since some models forget its end mark.
     """
 
     def __init__(
@@ -71,8 +56,8 @@ class AnswerReader:
         closes_thought: bool = False,
         new_id: Callable[[], str],
     ) -> None:
-        """With `opens_thought`, the prompt ends inside reasoning; with `closes_thought`, the prompt
-        ends with the end mark of reasoning. `new_id` generates ids for calls."""
+        """With `opens_thought`, the prompt ends inside reasoning; with `closes_thought`, after it.
+        `new_id` generates ids for calls."""
         self._many = chat.parallel_tool_calls
         self._headers = chat_format.headers
         self._may_call = chat.may_call
@@ -109,12 +94,12 @@ class AnswerReader:
 
     @property
     def done(self) -> bool:
-        """True if the answer is complete: the caller may cancel its request."""
+        """True if the answer is complete, although the model may continue."""
         return self._done
 
     @property
     def reasoning_tokens(self) -> int:
-        """The number of tokens in reasoning so far, including its marks."""
+        """The number of tokens of reasoning so far, including marks."""
         return self._reasoning_tokens
 
     def push(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[AnswerPiece]:
@@ -130,10 +115,8 @@ class AnswerReader:
     def finish(
         self, reason: AnswerReason, *, stopped: bool = False
     ) -> tuple[list[AnswerPiece], AnswerReason]:
-        """Return the last pieces, and the reason for the answer's end; `reason` is the engine's
-        reason. Returns "tool_calls" for an answer that has calls and stopped by itself or at
-        `done`, unless a stop string (`stopped`) cut the last call: a client must not execute that
-        call. Drops an incomplete mark if `reason` is "length"."""
+        """Return the last pieces, and the reason for the answer's end. Returns "tool_calls" only
+        if the calls are complete."""
         pieces = [] if self._done else list(self._rest(cut=reason != "stop", stopped=stopped))
         by_itself = reason == "stop" or (reason == "cancelled" and self._done)
         self._done = True
@@ -172,9 +155,7 @@ class AnswerReader:
             self._enter(mark)
 
     def _is_text(self, mark: str, before: str) -> bool:
-        """Return whether `mark`, after the text `before`, is only a mention, so that the current
-        part of the answer continues. Mentions are a mark in code, the start mark of reasoning as a
-        word in a line, and the end mark of reasoning in text after reasoning."""
+        """Return whether `mark` is only a mention in the text, for example in code."""
         part = self._opens[mark]
         line = self._found.line.removesuffix(mark)
         if mark == self._unmarked:
@@ -202,8 +183,7 @@ class AnswerReader:
     # The beginning of an answer, or of a message
 
     def _begin_bare(self) -> bool:
-        """Begin a call or text once the answer's first characters show which one follows; return
-        False before that."""
+        """Begin a call or text. Returns False until the first characters show which."""
         held = self._found.held
         at = behind_space(held, 0)
         in_list = held.startswith(LIST_START, at)
@@ -217,7 +197,6 @@ class AnswerReader:
         return True
 
     def _begin_header(self, mark: str) -> None:
-        """Begin a header, with `mark` or after the end of a message."""
         headers = self._headers
         if headers is not None:
             self._part = "header"
@@ -225,7 +204,7 @@ class AnswerReader:
             self._found.look_for((headers.end,))
 
     def _read_header(self) -> bool:
-        """Read more of a header; return False if the header needs more text."""
+        """Read more of a header. Returns False if it needs more text."""
         headers = self._headers
         if headers is None:
             return False
@@ -257,11 +236,9 @@ class AnswerReader:
         return True
 
     def _expect(self, *parts: _Part) -> None:
-        """From here on, look only for marks that begin one of `parts`."""
         self._found.look_for([mark for mark, part in self._opens.items() if part in parts])
 
     def _rest(self, *, cut: bool, stopped: bool) -> Iterator[AnswerPiece]:
-        """Yield the remaining pieces when the answer ends."""
         self._found.end()
         yield from self._advance()
         for _ in range(_MOST_OPEN):
@@ -291,7 +268,6 @@ class AnswerReader:
             yield from self._shown(self._text_trimmer.flush())
 
     def _end_call(self, read: ReadCall) -> Iterator[AnswerPiece]:
-        """Emit the parsed calls, or the text of a malformed call."""
         self._part = "text"
         self._found.begin(fenced=self._is_fenced)
         self._text_trimmer.mark()
@@ -321,7 +297,6 @@ class AnswerReader:
         return all(call.name in self._syntax.tools for call in read.calls)
 
     def _written(self, parts: Sequence[CallPart]) -> Iterator[AnswerPiece]:
-        """Emit `parts` of calls; only parts of the first call if the chat allows a single call."""
         for part in parts:
             if part.name is not None:
                 self._calls += 1
@@ -348,7 +323,6 @@ class AnswerReader:
 
 
 def _marks(chat_format: ChatFormat, chat: Chat, unmarked: str) -> dict[str, _Part | None]:
-    """Return the marks to look for in an answer to `chat`, with the part that each mark begins."""
     opens: dict[str, _Part | None] = dict.fromkeys(chat_format.silent_marks)
     headers = chat_format.headers
     if headers is not None:
@@ -371,7 +345,7 @@ def _syntax(chat_format: ChatFormat, chat: Chat) -> CallSyntax:
 
 
 class AnswerMessage:
-    """Collects an answer's pieces into the message that the client's next request will repeat."""
+    """Collects an answer's pieces into the message that the client will repeat."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -407,8 +381,8 @@ def message_in(reader: AnswerReader, text: str) -> Message:
 
 
 class AnswerStream:
-    """Turns the engine's events of one request into pieces, and collects its message. Without a
-    `reader` (for a plain prompt), the whole answer is text."""
+    """Turns the engine's events of one request into pieces. Without a `reader`, the whole answer is
+    text."""
 
     def __init__(self, reader: AnswerReader | None) -> None:
         self._reader = reader

@@ -1,5 +1,4 @@
-"""TokenText, MarkFinder, Trimmer and CallText: split a growing text at marks, read the calls in it,
-and decide which text is final. They know marks as strings; they do not know their meaning."""
+"""Splits a growing text at marks, and reads the calls in it."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from semantic.domain.value_objects import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """Text, with the log-probabilities of its tokens and the offset at which each token begins."""
+    """Text with log-probabilities, and the offset of each token."""
 
     text: str = ""
     logprobs: tuple[tuple[int, TokenLogprob], ...] = ()
@@ -40,7 +39,7 @@ class TokenText:
         return TokenText(self.text + other.text, self.logprobs + moved)
 
     def split(self, at: int) -> tuple[TokenText, TokenText]:
-        """Split the text before character `at`; each token goes to the part in which it begins."""
+        """Split the text before character `at`. Each token goes where it begins."""
         before = tuple(entry for entry in self.logprobs if entry[0] < at)
         rest = tuple((start - at, value) for start, value in self.logprobs if start >= at)
         return TokenText(self.text[:at], before), TokenText(self.text[at:], rest)
@@ -55,9 +54,7 @@ _FENCE: Final = "```"
 
 
 class MarkFinder:
-    """Cuts a stream of text at marks; holds back text that more text could turn into a mark. No
-    mark may contain another mark. A mark between two backticks is text. `line` is the last line
-    before the held text; `is_fenced` says that this line is code."""
+    """Cuts a stream of text at marks, and holds back text that may become a mark."""
 
     def __init__(self, marks: Sequence[str]) -> None:
         self._marks = tuple(marks)
@@ -67,7 +64,7 @@ class MarkFinder:
         self.begin()
 
     def begin(self, *, fenced: bool = False) -> None:
-        """Begin a part of the answer here; `fenced` says that the part begins inside code."""
+        """Begin a part of the answer; `fenced` says that it begins inside code."""
         self.line = self._start = ""
         self._n_quotes = 0
         self._fenced = fenced
@@ -84,11 +81,11 @@ class MarkFinder:
         self._held += text
 
     def end(self) -> None:
-        """Record that no more text follows."""
+        """Record that the text is complete."""
         self._is_whole = True
 
     def look_for(self, marks: Sequence[str]) -> None:
-        """From here on, cut the text at `marks`."""
+        """Cut the following text at `marks`."""
         self._marks = tuple(marks)
 
     @property
@@ -100,8 +97,8 @@ class MarkFinder:
         )
 
     def take(self) -> tuple[TokenText, str | None]:
-        """Take the text before the next mark, and the mark. Without a mark, take the text that
-        cannot become a mark, and None."""
+        """Return the text before the next mark, and the mark. Without a mark, return the text that
+        cannot become one, and None."""
         text = self._held.text
         at, mark = first_mark(self._marks, text)
         while mark is not None and self._opens_quote(text[:at]):
@@ -118,7 +115,7 @@ class MarkFinder:
         return before, mark
 
     def put_back(self) -> None:
-        """Put the last mark back before the held text, so that `take` treats the mark as text."""
+        """Put the last mark back, as text."""
         self._held = self.mark + self._held
         self.line = self.line.removesuffix(self.mark.text)
 
@@ -126,7 +123,6 @@ class MarkFinder:
         return self._take(len(self._held.text))
 
     def _opens_quote(self, before: str) -> bool:
-        """Return whether `before`, the text after `line`, ends with an opening backtick."""
         _, ends_line, line = before.rpartition("\n")
         last = line[-1:] or ("" if ends_line else self.line[-1:])
         n_quotes = line.count("`") + (0 if ends_line else self._n_quotes)
@@ -148,7 +144,7 @@ class MarkFinder:
 
 class Trimmer:
     """Drops white space next to marks, and restores it if text follows: "one <mark> two" becomes
-    "one two". White space at the answer's beginning or end stays if no mark is next to it."""
+    "one two"."""
 
     def __init__(self, *, after_mark: bool) -> None:
         self._after_mark = after_mark
@@ -188,14 +184,12 @@ class Trimmer:
 
 
 _MOST_ENDS: Final = 64
-"""The most end marks to try, since the reader parses the whole text at each end mark."""
+"""The most end marks to try, since each try parses the whole text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """The result of reading all calls between two marks: `calls` to emit, or a `problem`; `rest` is
-    the text after the calls. `follows` says that the reader has emitted a call already, `closed`
-    that the calls have their end mark, `unfinished` that the last call lacks its end."""
+    """The calls between two marks, or the `problem` with them."""
 
     text: str = ""
     calls: tuple[WrittenCall, ...] = ()
@@ -207,7 +201,7 @@ class ReadCall:
 
 
 class CallText:
-    """Reads the calls of an answer, one text between two marks at a time."""
+    """Reads the calls of an answer."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self._syntax = syntax
@@ -229,12 +223,12 @@ class CallText:
             self._whole.push(calls.rest)
 
     def certain(self) -> list[CallPart]:
-        """Return the parts of calls that became final since the previous call of `certain`."""
+        """Return the parts of calls that became final since the last call."""
         certain, self._certain = self._certain, []
         return certain
 
     def next(self) -> ReadCall | None:
-        """Return the result once the calls end, and prepare for more calls; None before the end."""
+        """Return the result once the calls end, else None."""
         if self._whole is not None:
             return self._done(self._whole.next())
         calls = self._streamed
@@ -242,9 +236,8 @@ class CallText:
         return self._done(ReadCall(rest=calls.rest)) if is_over else None
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
-        """Return the result when the answer ends; None outside calls. In a `cut` answer, calls keep
-        their finished parts. After a stop string (`stopped`), the last call may be unfinished and
-        keeps its emitted part. Text without an end mark is complete if parsing succeeds."""
+        """Return the result when the answer ends; None outside calls. In a `cut` answer, calls
+        keep their finished parts."""
         if self._whole is None:
             calls = self._streamed
             self._certain += calls.finish(cut=cut, stopped=stopped)
@@ -262,8 +255,7 @@ class CallText:
 
 
 class _WholeCalls:
-    """Parses calls up to their end mark. Arguments may contain that mark, so malformed text
-    continues to the next end mark. If another call follows the mark, malformed text is invalid."""
+    # Arguments may contain the end mark, so malformed text continues to the next one.
 
     def __init__(self, syntax: CallSyntax, *, follows: bool) -> None:
         self._syntax = syntax
@@ -302,7 +294,6 @@ class _WholeCalls:
         return None if stopped and found.problem is not None else found
 
     def _parse_to_mark(self, end: str) -> ReadCall | None:
-        """Parse the text up to the next end mark; return None until an end mark arrives."""
         at, mark = first_mark((end,), self._rest)
         self._searched.append(self._rest[:at])
         self._rest = self._rest[at:]

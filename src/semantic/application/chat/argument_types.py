@@ -1,5 +1,4 @@
-"""Converts the text of an argument to JSON by the types in the tool's schema: a value in tags does
-not show its type. Knows JSON Schema and JSON; does not know how a model writes a call."""
+"""Converts the text of an argument to JSON by the types in the tool's schema."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from semantic.application.chat.object_text import MAX_DEPTH
 from semantic.domain.chat import JsonSchema, replace_surrogates
 
 Kinds = frozenset[str]
-"""The JSON types that a schema allows; empty if the schema names no types."""
+"""The JSON types that a schema allows; empty for a schema without types."""
 
 _ANY: Final[Kinds] = frozenset()
 _KINDS: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
@@ -44,15 +43,14 @@ class ArgumentTypes:
         self._known: dict[str, Kinds] = {}
 
     def is_text(self, name: str) -> bool:
-        """Return whether the argument `name` is always text, even if it looks like JSON."""
+        """Return whether the argument `name` is always text."""
         kinds = self._kinds(name)
         return kinds == {"string"} or (
             not kinds and self._untyped_is_text and name not in self._properties
         )
 
     def value(self, name: str, text: str) -> str:
-        """Return the JSON of an argument that a model wrote as `text`: a string, unless the text
-        fits another type of the argument."""
+        """Return the JSON of an argument that a model wrote as `text`."""
         if self.is_text(name):
             return _string(text)
         kinds = self._kinds(name)
@@ -63,12 +61,12 @@ class ArgumentTypes:
         return _string(text) if found is None else found
 
     def kind(self, name: str) -> str:
-        """Return a type of the argument: the first in `_KINDS` that its schema allows."""
+        """Return a type that the argument's schema allows."""
         kinds = self._kinds(name) or {"string"}
         return next(kind for kind in _KINDS if kind in kinds)
 
     def json(self, text: str) -> str:
-        """Return `text` as JSON: a value of any type or, if it is malformed, a string."""
+        """Return `text` as JSON of any type. Malformed text becomes a string."""
         return any_json(text) or _string(text)
 
     def _kinds(self, name: str) -> Kinds:
@@ -98,7 +96,6 @@ def any_json(text: str) -> str | None:
 
 
 def _kinds_of(schema: object, root: JsonSchema, seen: list[object]) -> Kinds:
-    """Return the types that `schema` allows, following references."""
     if not isinstance(schema, Mapping) or len(seen) >= _MOST_SCHEMAS:
         return _ANY
     seen.append(schema)
@@ -116,7 +113,6 @@ def _kinds_of(schema: object, root: JsonSchema, seen: list[object]) -> Kinds:
 
 
 def _own_kinds(schema: Mapping[str, object]) -> Kinds:
-    """Return the types that the schema names or, without names, the types of its listed values."""
     given = schema.get("type")
     names = [given] if isinstance(given, str) else _list(given)
     kinds = frozenset(name for name in names if isinstance(name, str)) & {*_KINDS}
@@ -127,7 +123,7 @@ def _own_kinds(schema: Mapping[str, object]) -> Kinds:
 
 
 def _both(said: Sequence[Kinds]) -> Kinds:
-    """Return the types that all sets in `said` allow, where "number" includes integers."""
+    # "number" includes integers
     kinds = _ANY
     for one in said:
         wide = one | {"integer"} if "number" in one else one
@@ -136,7 +132,6 @@ def _both(said: Sequence[Kinds]) -> Kinds:
 
 
 def _at(root: JsonSchema, reference: str) -> object:
-    """Return the schema within `root` to which a reference points."""
     found: object = root
     for part in reference.removeprefix("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -145,7 +140,7 @@ def _at(root: JsonSchema, reference: str) -> object:
 
 
 def _json_of(text: str, kinds: Kinds) -> str | None:
-    """Return `text` as JSON of a type in `kinds`; None if the text has another type."""
+    """Return `text` as JSON; None if it has another type."""
     word = _WORDS.get(text.lower())
     if word is not None:
         return word if _kind(json.loads(word)) in kinds else None
@@ -157,7 +152,7 @@ def _json_of(text: str, kinds: Kinds) -> str | None:
 
 
 def _loaded(text: str) -> Iterator[tuple[object, str]]:
-    """Yield the value of `text`, and JSON that all clients can read: `text` itself if possible."""
+    """Yield the value of `text` and its JSON."""
     try:
         value = json.loads(text, strict=False, parse_constant=refuse_constant)
         written = portable_json(value)
@@ -168,7 +163,7 @@ def _loaded(text: str) -> Iterator[tuple[object, str]]:
 
 
 def _evaluated(text: str) -> Iterator[tuple[object, str]]:
-    """Yield the value and the JSON of a Python literal, which may contain true, false and null."""
+    # The literal may contain true, false and null.
     if len(text) > _LONGEST_LITERAL:
         return
     try:
@@ -184,7 +179,7 @@ class _JsonWords(ast.NodeTransformer):
 
 
 def refuse_constant(constant: str) -> object:
-    """Raise ValueError for constants that only Python accepts in JSON: NaN, Infinity."""
+    """Raise ValueError for NaN and Infinity, which only Python accepts in JSON."""
     raise ValueError(f"{constant} is not JSON")
 
 
@@ -213,7 +208,7 @@ def is_deeper_than(levels: int, value: object) -> bool:
 
 
 def portable_json(value: object) -> str:
-    """Return JSON that any client can parse and send back: without NaN or lone surrogates."""
+    """Return JSON that any client can parse: without NaN or lone surrogates."""
     return replace_surrogates(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 

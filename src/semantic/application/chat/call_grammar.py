@@ -1,6 +1,4 @@
-"""Grammars for structured output, in llguidance's Lark dialect: answers that must be JSON or
-contain tool calls. Turns the options of a chat, and the spelling of marks, into a grammar; knows no
-tokenizers or limits on schemas."""
+"""Grammars for structured output, in llguidance's Lark dialect."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from semantic.ports.chat import OBJECTS, CallForm, Headers, Marks
 _dumps = partial(json.dumps, ensure_ascii=False)
 
 _IN_REGEX = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
-"""The characters that would end a regex in Lark, with their spelling inside a regex."""
+"""Characters that would end a regex in Lark, with their escapes."""
 
 ANY_OBJECT: JsonSchema = {"type": "object"}
 
@@ -28,54 +26,50 @@ _TERMINALS = r"""TEXT: /(.|\n)*/
 WS: /[ \n\r\t]{0,4}/"""
 
 _CHOSEN: Final = {"$number": "/[0-9]{1,3}/", "$id": "/[a-zA-Z0-9]{9}/"}
-"""The parts before a call's arguments that the model chooses, with the regex for each part."""
+"""The parts before a call's arguments that the model chooses, with their regexes."""
 
 MOST_FORCED_CALLS = 16
-"""The most calls in an answer that must contain calls: a model may repeat calls forever."""
+"""The most calls in an answer that must contain calls, as a model may repeat them forever."""
 
 JSON_SPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
-"""The schema option "x-guidance" that limits white space in JSON, with enough to indent."""
+"""The schema option "x-guidance" that limits white space in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpelledMark:
-    """A mark for a grammar: the ids of special tokens, and the texts between these tokens."""
+    """A mark for a grammar: the ids of special tokens, and texts between them."""
 
     text: str
     pieces: tuple[int | str, ...]
 
     @property
     def has_tokens(self) -> bool:
-        """True if the mark has special tokens; a model may also write the mark in letters."""
+        """True if the mark has special tokens."""
         return any(isinstance(piece, int) for piece in self.pieces)
 
     @property
     def starts_with_token(self) -> bool:
-        """True if the mark begins with a special token, which free text never contains."""
+        """True if the mark begins with a special token, which text never contains."""
         return bool(self.pieces) and isinstance(self.pieces[0], int)
 
     def tokens(self) -> str:
-        """Return the mark's tokens and texts in Lark."""
+        """Return the mark in Lark."""
         return " ".join(
             f"<[{piece}]>" if isinstance(piece, int) else _dumps(piece) for piece in self.pieces
         )
 
     def lark(self) -> str:
-        """Return a rule in Lark that matches the mark's special tokens or their letters."""
+        """Return a Lark rule for the mark's special tokens or their letters."""
         return f"({self.tokens()} | {_dumps(self.text)})" if self.has_tokens else self.tokens()
 
 
 def as_text(mark: str) -> SpelledMark:
-    """Return `mark` as plain text without special tokens."""
     return SpelledMark(mark, (mark,) if mark else ())
 
 
 @dataclass(frozen=True, slots=True)
 class CallLanguage:
-    """How a model writes calls: their `marks`, the `form` of a call, and the marks of a `thought`
-    if the answer may begin with reasoning. `headers` are the headers of messages, if an answer has
-    several messages. `bare` says that a call at an answer's beginning may lack its mark. `spell`
-    finds the special tokens in a text."""
+    """How a model writes calls and reasoning."""
 
     marks: Marks
     thought: Marks | None = None
@@ -86,8 +80,7 @@ class CallLanguage:
 
 
 def arguments_schema(tool: Tool) -> JsonSchema:
-    """Return the schema of a call's arguments: `tool.parameters` as an object, closed where
-    possible (see `closed`)."""
+    """Return the schema of a call's arguments, closed where possible."""
     return closed({**tool.parameters, **ANY_OBJECT})
 
 
@@ -98,9 +91,8 @@ def call_grammar(
     *,
     after: str | None = None,
 ) -> Grammar | None:
-    """Return the grammar of an answer to `chat`; None if the chat does not constrain the answer.
-    `schema_of` returns the schema of a call's arguments. If the prompt has opened reasoning,
-    `after` is the end mark of reasoning. A forced call takes precedence over an answer format."""
+    """Return the grammar of an answer to `chat`, or None. `after` is the end mark of reasoning
+    that the prompt has opened."""
     tools = _callable(chat)
     forced = bool(tools) and chat.tool_choice.mode == "required"
     strict = any(tool.strict for tool in tools)
@@ -131,27 +123,26 @@ def call_grammar(
 
 
 def answer_grammar(wanted: AnswerFormat) -> Grammar:
-    """Return the grammar of an answer in the format `wanted`, without calls and reasoning."""
+    """Return the grammar of an answer in the format `wanted`."""
     if wanted.grammar is None:
         return Grammar("json_schema", json.dumps(wanted.schema or ANY_OBJECT))
     return Grammar("lark", f"start: answer\nanswer: {_answer(wanted)}\n")
 
 
 def regex_grammar(regex: str) -> str:
-    """Return a grammar, in Lark, that matches the texts that `regex` matches in full."""
+    """Return a Lark grammar of the texts that `regex` matches in full."""
     parts = re.findall(r"\\.|[^\\]|\\", regex, re.DOTALL)
     written = "".join(_IN_REGEX.get(part, part) for part in parts)
     return f"start: /{written}/"
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
-    """Return a grammar, in Lark, that matches exactly the texts `choices`."""
+    """Return a Lark grammar of the texts `choices`."""
     return f"start: {' | '.join(map(_dumps, choices))}"
 
 
 def enforced_schemas(chat: Chat) -> list[JsonSchema]:
-    """Return the schemas that an answer must follow: the schema of its format, and the schemas of
-    calls."""
+    """Return the schemas of the answer's format and of its calls."""
     tools = _callable(chat)
     wanted = chat.answer_format
     answer = [] if wanted is None or wanted.grammar else [wanted.schema or ANY_OBJECT]
@@ -175,7 +166,6 @@ def _answer(wanted: AnswerFormat) -> str:
 
 
 def _json(schema: JsonSchema) -> str:
-    """Return a rule, in Lark, for JSON that fits `schema`; ignores the schema's "x-guidance"."""
     return f"%json {json.dumps({**schema, 'x-guidance': JSON_SPACE})}"
 
 
@@ -195,7 +185,6 @@ class _Rules:
         return "\n".join([*self._lines, _TERMINALS]) + "\n"
 
     def lead(self, *, thinks: bool) -> None:
-        """Add rules for the answer's start: white space, and reasoning if possible."""
         headers, marks = self._headers, self._language.thought
         if headers is not None:
             self.add("head", self._lark(headers.answer))
@@ -214,7 +203,7 @@ class _Rules:
             self.add("thought_rest[lazy]", f"TEXT {_dumps(end.text)}")
 
     def mixed(self) -> None:
-        """Add rules for text between valid calls: the text ends where a call's mark begins."""
+        # The text ends where a call's mark begins.
         if self._headers is not None:
             self.add("mixed", "head TEXT | calls")
             return
@@ -236,7 +225,6 @@ class _Rules:
         self.add("call_start[lazy]", f"TEXT {_dumps(start.text)}")
 
     def calls(self, tools: Sequence[Tool], schema_of: Callable[[Tool], JsonSchema]) -> None:
-        """Add rules for one call between its marks, or for several parallel calls."""
         language, form = self._language, self._language.form
         many = self._many and self._headers is None
         more = f"({{}}){{{{0,{MOST_FORCED_CALLS - 1}}}}}" if many else ""
@@ -290,12 +278,12 @@ _COMBINING = frozenset(
         "unevaluatedProperties",
     }
 )  # fmt: skip
-"""Keywords of a schema that, besides `properties`, decide the contents of an object."""
+"""Keywords of a schema that, besides `properties`, decide an object's contents."""
 
 
 def closed(schema: JsonSchema) -> JsonSchema:
-    """Return `schema`, but forbid further properties in objects that only `properties` describes,
-    because a model may add properties without end. All values of the closed schema fit `schema`."""
+    """Return `schema` without further properties in objects, because a model may add them
+    without end."""
     found = dict(schema)
     properties = found.get("properties")
     if isinstance(properties, Mapping):
@@ -308,7 +296,6 @@ def closed(schema: JsonSchema) -> JsonSchema:
 
 
 def _names_all(schema: JsonSchema, properties: Mapping[str, object]) -> bool:
-    """Return whether `properties` names every required property."""
     required = schema.get("required", ())
     return isinstance(required, list | tuple) and all(name in properties for name in required)
 

@@ -1,6 +1,8 @@
-"""Families of models, with the form of their calls and reasoning. Texts in a chat template, or else
-entries of a vocabulary, identify a model's family; an operator may also name the family. The names
-are those of vLLM's and mlx-lm's parsers. Knows nothing about templates or tokenizers."""
+"""Families of models, with the form of their calls and reasoning.
+
+A model's chat template or vocabulary identifies its family. The names are those of vLLM's and
+mlx-lm's parsers.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,8 @@ from semantic.ports.chat import OBJECTS, CallForm, CallSpelling, Headers, Marks
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The form of calls in a family of models: between `marks`, in JSON or in their own `spelling`.
-    `names` are the names of the family's parser; `models` describes the models. All texts of
-    `template` must occur in the chat template, or else all `tokens` in the vocabulary. `bare` says
-    that an answer may begin with a call without its mark. `thought` has the marks of reasoning if
-    they are not in `_THOUGHTS`. With `numbered_ids`, ids of calls consist of the tool's name and a
-    number. `form` is the form of a call in a grammar: the model's own form if the arguments are
-    JSON. `silent` are marks without a meaning, which answers leave out."""
+    """A family of models, and the form of their calls. The texts of `template`, or else the
+    `tokens`, identify the family."""
 
     names: tuple[str, ...]
     models: str
@@ -38,7 +35,7 @@ class Family:
     silent: tuple[str, ...] = ()
 
     def written(self, calls: Sequence[tuple[str, object]]) -> str:
-        """Return `calls`, pairs of a name and arguments, in the form of this family's models."""
+        """Write `calls`, pairs of a name and arguments, in the family's form."""
         if self.spelling is spellings.PYTHON:
             inner = ", ".join(f"{name}({_keywords(given)})" for name, given in calls)
             return f"{self.marks.start}[{inner}]{self.marks.end}"
@@ -52,7 +49,6 @@ class Family:
 
 
 def _keywords(arguments: object) -> str:
-    """Return arguments as keyword arguments of a Python call."""
     given = arguments if isinstance(arguments, Mapping) else {}
     words = {"true": "True", "false": "False", "null": "None"}
     pairs = ((key, json.dumps(value, ensure_ascii=False)) for key, value in given.items())
@@ -70,11 +66,10 @@ _THOUGHTS: Final = (
         Marks("<think>", "</think>"),
     ),
 )  # fmt: skip
-"""The marks of reasoning: each entry has the names of a parser and its pair of marks. A template
-that uses a pair contains both marks."""
+"""The marks of reasoning, with the names of their parsers."""
 
 _UNREAD: Final = "none"
-"""The choice to use no parser of reasoning: the server then does not separate reasoning."""
+"""The choice not to separate reasoning."""
 
 HERMES: Final = Family(
     ("hermes", "qwen2_5", "qwen3", "json_tools"),
@@ -294,13 +289,13 @@ FAMILIES: Final = (
     ),
     HERMES,
 )
-"""All families of models; a model belongs to the first family that fits its template."""
+"""All families; a model belongs to the first that fits its template."""
 
 
 def family_of(
     template: str, vocabulary: Container[str], parser: str | None = None
 ) -> Family | None:
-    """Return a model's family; None if unknown. If `parser` is known, only its families qualify."""
+    """Return a model's family, or None. If `parser` is known, only its families count."""
     named = [family for family in FAMILIES if parser in family.names]
     for family in named or FAMILIES:
         if family.template and all(text in template for text in family.template):
@@ -331,7 +326,7 @@ class Parsers:
         _check("reasoning_parser", self.reasoning, {_UNREAD, *reasoning_parsers()})
 
     def thought(self, found: Marks | None) -> Marks | None:
-        """Return the marks of reasoning of the chosen parser; `found` if none is chosen."""
+        """Return the marks of reasoning of the chosen parser, else `found`."""
         return found if self.reasoning is None else reasoning_parsers().get(self.reasoning)
 
 

@@ -1,6 +1,4 @@
-"""Checks clients' grammars before this process compiles them, within limits fair to all tenants. A
-probe must compile a grammar to learn its cost; `Verdicts` remembers the result. Knows nothing about
-processes or compilers."""
+"""Checks clients' grammars in another process before this process compiles them."""
 
 from __future__ import annotations
 
@@ -24,30 +22,29 @@ from semantic.domain.identity import digest
 from semantic.ports.generation import GrammarProbe
 
 _REMEMBERED = 4096
-"""The number of verdicts to remember, each a digest and a line of text."""
+"""The number of results to remember."""
 _MAX_WAITING = 64
 _MAX_REFUSED = 3
-"""The number of refusals at which a request ends. Before that, calls of a tool with a refused
-schema may have any object as arguments."""
+"""The refusals at which a request ends."""
 _RETRY_AFTER = 5
-"""The value of Retry-After in seconds."""
+"""Retry-After, in seconds."""
 
 
 class Verdicts:
-    """The problems found in each tenant's recently checked grammars. Thread-safe."""
+    """The results of each tenant's recent checks. Thread-safe."""
 
     def __init__(self, most: int = _REMEMBERED) -> None:
-        """Limit the verdicts of all tenants to `most`."""
+        """Remember at most `most` results."""
         self._problems: FairLru[bytes, str] = FairLru(most)
         self._lock = threading.Lock()
 
     def problem(self, grammar: Grammar) -> str | None:
-        """Return the problem with `grammar`; "" for a valid grammar, None if unknown."""
+        """Return the problem with `grammar`; "" if it is valid, None if unknown."""
         with self._lock:
             return self._problems.get(grammar.tenant, _key(grammar))
 
     def remember(self, grammar: Grammar, problem: str) -> None:
-        """Remember `problem` for `grammar`; forget the least recently used verdict if necessary."""
+        """Record the result for `grammar`."""
         with self._lock:
             self._problems.put(grammar.tenant, _key(grammar), problem)
 
@@ -58,8 +55,6 @@ def _key(grammar: Grammar) -> bytes:
 
 @dataclass(eq=False, slots=True)
 class _Check:
-    """A grammar to check, with the number of requests that wait for the check."""
-
     grammar: Grammar
     compiles: bool
     tenant: str
@@ -71,8 +66,7 @@ class _Check:
 
 
 class GrammarChecks:
-    """Checks grammars, one at a time on each probe and for each tenant. Tenants take turns. Stops
-    or skips a check when no request waits for the check any more."""
+    """Checks grammars, one at a time for each tenant. Skips a check that no request waits for."""
 
     def __init__(
         self,
@@ -80,7 +74,7 @@ class GrammarChecks:
         verdicts: Verdicts,
         compile_here: Callable[[Grammar], None],
     ) -> None:
-        """`compile_here` compiles a grammar for this process once a probe has accepted it."""
+        """`compile_here` compiles a checked grammar in this process."""
         self._probes = tuple(probes)
         self._idle = list(probes)
         self._verdicts = verdicts
@@ -92,8 +86,8 @@ class GrammarChecks:
         self._busy: set[str] = set()  # tenants
 
     async def check(self, unchecked: UncheckedGrammarError, tenant: str) -> None:
-        """Check every grammar in `unchecked` and remember the verdicts. Raises InvalidRequestError
-        after several refusals, and OverloadedError if too many checks wait."""
+        """Check the grammars in `unchecked`. Raises InvalidRequestError after several refusals, and
+        OverloadedError if too many checks wait."""
         refused = 0
         for grammar in unchecked.grammars:
             problem = await self._problem(grammar, tenant, compiles=unchecked.compiles)
@@ -102,7 +96,7 @@ class GrammarChecks:
                 raise InvalidRequestError(problem)
 
     def close(self) -> None:
-        """Stop all probes. Callers make no calls after `close`."""
+        """Stop all checks. The last call."""
         with self._lock:
             waiting = [check for queue in self._waiting.values() for check in queue]
             self._waiting.clear()
@@ -127,7 +121,6 @@ class GrammarChecks:
         return outcome
 
     def _join(self, grammar: Grammar, tenant: str, *, compiles: bool) -> _Check:
-        """Return the waiting or running check of `grammar`, or a new check."""
         with self._lock:
             check = self._checks.get((grammar, compiles))
             if check is None:
@@ -164,7 +157,7 @@ class GrammarChecks:
             del self._checks[key]
 
     def _start_some(self) -> None:
-        """Start waiting checks on idle probes. Callers hold the lock."""
+        # Callers hold the lock.
         for tenant in list(self._waiting):
             if not self._idle:
                 return

@@ -1,5 +1,4 @@
-"""Reads calls in JSON from the whole text of an answer, and arguments from the history. Knows the
-mistakes that models make. Knows nothing about templates or other spellings."""
+"""Reads calls in JSON from an answer, and arguments from the history."""
 
 from __future__ import annotations
 
@@ -16,21 +15,19 @@ from semantic.domain.errors import ToolCallError
 _NAMES: Final = ("name", "tool_name")
 _ARGUMENTS: Final = ("arguments", "parameters")
 _MAX_RENDERED_DEPTH: Final = 64
-"""The most levels of lists and objects in a call of the history: templates recurse into each."""
+"""The most levels of lists and objects in a call of the history, as templates recurse."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A tool call parsed from an answer; `arguments` is the JSON text of an object."""
+    """A tool call in an answer; `arguments` is the JSON text of an object."""
 
     name: str
     arguments: str
 
 
 def read_calls(text: str, names: Collection[str]) -> list[WrittenCall]:
-    """Return the call, or the list of calls, that `text` contains as JSON. Raises ToolCallError if
-    `text` contains no call. A call may name a tool outside `names`, or have arguments that are not
-    an object: the client's reply then lets the model correct itself."""
+    """Return the calls that `text` contains as JSON. Raises ToolCallError if it has none."""
     try:
         value = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -43,8 +40,7 @@ def read_calls(text: str, names: Collection[str]) -> list[WrittenCall]:
 
 
 def parse_arguments(arguments: str) -> object:
-    """Return the arguments of a call in the history as an object: {} for null or blank text.
-    Returns the text unchanged if it is not a JSON object, or has too many levels to render."""
+    """Return the arguments of a call in the history as an object. Returns other text unchanged."""
     if not arguments.strip():
         return {}
     try:
@@ -59,8 +55,7 @@ def parse_arguments(arguments: str) -> object:
 
 
 def object_of(arguments: str) -> dict[str, object]:
-    """Return an object for `arguments` that are not an object: the complete part of a cut object,
-    or else an object with the text as its only field."""
+    """Return an object for malformed `arguments`: the complete part, or the whole text."""
     read = ObjectText()
     certain = read.push(arguments)
     if certain and not read.is_broken and not read.is_closed:

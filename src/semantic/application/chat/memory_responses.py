@@ -9,11 +9,11 @@ from semantic.domain.fair_share import FairLru
 from semantic.domain.responses import StoredResponse, decoded, encoded
 
 ROW_BYTES: Final = 512
-"""The bytes of a stored response in addition to its encoding: keys, objects and table entries."""
+"""Bytes of a stored response in addition to its encoding."""
 
 
 class MemoryResponses:
-    """Implements `ResponsesPort` in memory. Stores encoded responses, whose size is known."""
+    """Implements `ResponsesPort` in memory."""
 
     def __init__(self, max_bytes: int) -> None:
         self._kept: FairLru[str, bytes] = FairLru(max_bytes)

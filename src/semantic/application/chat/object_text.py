@@ -1,5 +1,4 @@
-"""ObjectText: checks the text of a JSON object while the model writes it. Knows JSON; does not know
-the purpose of the object."""
+"""ObjectText: checks the text of a JSON object while the model writes it."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 MAX_DEPTH: Final = 50
-"""The most levels of lists and objects: a later request could not send a deeper object back."""
+"""The most levels of lists and objects."""
 
 _SPACE: Final = re.compile(r"[ \t\n\r]+")
 _CHARACTERS: Final = re.compile(r'[^"\\\x00-\x1f]+')
@@ -23,19 +22,14 @@ _PLAIN: Final = re.compile(r"[-+.0-9A-Za-z]+")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _LONGEST_NUMBER: Final = 400
 _NO_CHARACTER: Final = r"\ufffd"
-"""The replacement for half a surrogate pair, which some clients cannot read."""
+"""Replaces half a surrogate pair, which some clients cannot read."""
 
 _Next = Literal["object", "value", "first item", "key", "first key", "colon", "comma"]
 
 
 class ObjectText:
-    """The text of one JSON object, pushed in any pieces. The results of `push`, joined, are the
-    written text up to the brace that closes the object. In strings, an escape replaces a control
-    character, and U+FFFD replaces half a surrogate pair. The joined results always end after a
-    value, after an opening bracket or inside a string value: a caller can close the object, and a
-    parser of partial JSON can read it. `n_taken` counts the source's characters that `push`
-    has returned. `is_broken` says that the next characters are not JSON, not a finite number, or
-    deeper than `MAX_DEPTH`. After that, or after the object's end, `push` returns ""."""
+    """Checks the text of one JSON object, pushed in any pieces. The results of `push`, joined,
+    are the text up to the closing brace. After an error, `is_broken` is True."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -63,7 +57,7 @@ class ObjectText:
         }
 
     def push(self, text: str) -> str:
-        """Return the part of the object that `text`, the next part of the source, makes final."""
+        """Return the part of the object that `text` makes final."""
         self._text += text
         while not self.is_closed and not self.is_broken and self._at < len(self._text):
             step = self._between if self._string is None else self._within
@@ -76,7 +70,7 @@ class ObjectText:
         return certain
 
     def closing(self, name: str | None = None, value: str = "") -> str:
-        """Return the text that closes the open object, after the member `name`, if given."""
+        """Return the text that closes the object, after a last member `name` if given."""
         end = '"' if self._string == "value" else ""
         end += "".join(reversed(self._closers[1:]))
         if not self._closers:
@@ -86,13 +80,13 @@ class ObjectText:
         return end + (", " if self._has_members else "") + _member(name, value) + "}"
 
     def reopening(self, name: str, value: str) -> str:
-        """Return a last member and a closing brace, which replace the object's closing brace."""
+        """Return the text of one more member, in place of the object's closing brace."""
         return (", " if self._has_members else "") + _member(name, value) + "}"
 
     # Within strings
 
     def _within(self) -> bool:
-        """Read more of a string; return False if the string needs more text."""
+        """Read more of a string. Returns False if it needs more text."""
         found = _CHARACTERS.match(self._text, self._at)
         if found is not None:
             return self._in_string(found.group(), found.group())
@@ -135,7 +129,7 @@ class ObjectText:
     # Between strings
 
     def _between(self) -> bool:
-        """Read the next token; return False if the token needs more text."""
+        """Read the next token. Returns False if it needs more text."""
         space = _SPACE.match(self._text, self._at)
         if space is not None:
             return self._wait(space.group(), self._next)
@@ -200,7 +194,6 @@ class ObjectText:
     # The certain part
 
     def _take(self, token: str, following: _Next) -> bool:
-        """Read `token`; all text up to its end becomes final."""
         self._at += len(token)
         self._next = following
         self._has_members = True
@@ -208,7 +201,6 @@ class ObjectText:
         return True
 
     def _wait(self, token: str, following: _Next) -> bool:
-        """Read `token` but hold it back, because it is not final yet."""
         self._at += len(token)
         self._next = following
         self._pending += token

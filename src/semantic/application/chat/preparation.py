@@ -1,6 +1,7 @@
-"""Preparation: renders, encodes and validates an API's request before it is submitted. Template,
-tokenizer and grammar are slow, so worker threads call Preparation. Knows nothing about engines or
-event loops."""
+"""Preparation: renders, encodes and validates a request before it is submitted.
+
+For worker threads: templates, tokenizers and grammars are slow.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +26,7 @@ from semantic.ports.serving import Ask, Prompt
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request ready for submission. `chat`, `replayed` and `parts` are None for a plain prompt.
-    `replayed` serves to record the turn, and is also None if the request has `keep` off. With
-    `opens_thought`, the prompt ends inside reasoning; with `closes_thought`, the prompt ends with
-    the end mark of reasoning."""
+    With `opens_thought`, the prompt ends inside reasoning; with `closes_thought`, after it."""
 
     tokens: tuple[int, ...]
     max_tokens: int
@@ -40,14 +39,12 @@ class Prepared:
 
 
 _ALWAYS_TOKENIZED = 1 << 18
-"""The most characters of a prompt that `Preparation` always tokenizes, in up to 0.3 s. A refusal
-can then say by how much the prompt exceeds the context."""
+"""The most characters of a prompt that is always tokenized, in up to 0.3 s."""
 _SAMPLED = 8
-"""The length of the sample from the start of a longer prompt, in characters per token of the
-context. Usual text has 2 or 3 characters per token."""
+"""Characters of a longer prompt to sample, per token of the context. Usual text has 2 or 3 per
+token."""
 _DENSE = 2
-"""The limit on the sample's tokens, as a multiple of the context: a text with more cannot fit. The
-sample's last tokens may merge with the following text, but that does not halve their number."""
+"""The most tokens in the sample, as a multiple of the context."""
 
 
 _MOST_MESSAGES = 1 << 15
@@ -59,9 +56,8 @@ _MOST_REFUSED = 1 << 14
 
 
 class Attachments:
-    """Refuses attachments that this model cannot read, in a user's latest messages. Thread-safe.
-    The policy "reject-once" refuses an attachment only the first time, since clients repeat the
-    message in every later request."""
+    """Refuses attachments that the model cannot read. "reject-once" refuses each only once,
+    since clients repeat their messages. Thread-safe."""
 
     def __init__(self, policy: ImageInput) -> None:
         self._policy = policy
@@ -69,7 +65,7 @@ class Attachments:
         self._lock = Lock()
 
     def check(self, fresh: Sequence[Attachment], tenant: str) -> None:
-        """Raise InvalidRequestError if the policy refuses an attachment in `fresh` for `tenant`."""
+        """Raise InvalidRequestError if the policy refuses an attachment in `fresh`."""
         if not fresh or self._policy == "note":
             return
         with self._lock:
@@ -101,9 +97,8 @@ class Preparation:
         checks: GrammarChecks | None = None,
         image_input: ImageInput = "reject-once",
     ) -> None:
-        """`check_grammar` is the backend's function; `checks` tries unknown grammars in a probe
-        first. `default_max_tokens` limits the answers to requests without a limit. `longest_token`
-        is the length of the longest token, in characters."""
+        """`checks` tries unknown grammars in another process; `check_grammar` is the backend's
+        function. `longest_token` is in characters."""
         self._tokenizer = tokenizer
         self._format = chat_format
         self._replay = replay
@@ -116,7 +111,7 @@ class Preparation:
 
     def prepare(self, ask: Ask) -> Prepared:
         """Return the request, ready for submission. Raises InvalidRequestError,
-        ContextOverflowError, and, if a grammar needs `check` first, UncheckedGrammarError."""
+        ContextOverflowError, or UncheckedGrammarError if a grammar needs `check` first."""
         prompt = _ordered(ask.prompt)
         if isinstance(prompt, Chat):
             self._attachments.check(prompt.fresh, ask.tenant)
@@ -152,8 +147,7 @@ class Preparation:
         return Prepared(rendered.tokens, max_tokens, sampling, chat, opens, replayed, parts, closes)
 
     async def check(self, unchecked: UncheckedGrammarError, tenant: str) -> None:
-        """Check grammars for a request of `tenant`. Raises the same errors as
-        `GrammarChecks.check`."""
+        """See `GrammarChecks.check`."""
         if self._checks is None:
             raise unchecked
         await self._checks.check(unchecked, tenant)
@@ -165,7 +159,7 @@ class Preparation:
     def tokens(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """Return the tokens of a tenant's prompt, even if they exceed the context. Raises
+        """Return the tokens of a prompt, even if they exceed the context. Raises
         InvalidRequestError, and ContextOverflowError for a text too long to tokenize."""
         rendered, _ = self._rendered(
             _ordered(prompt), tenant, keep=False, add_special_tokens=add_special_tokens
@@ -173,7 +167,6 @@ class Preparation:
         return rendered.tokens
 
     def _budget(self, chat: Chat, tokens: int | None, *, opened: bool) -> ThinkingBudget | None:
-        """Return the budget for an answer's reasoning; None if `tokens` or the marks are None."""
         marks, end_tokens = self._format.thought_marks, self._format.thought_end_tokens
         if tokens is None or marks is None or not end_tokens:
             return None
@@ -183,7 +176,7 @@ class Preparation:
         )
 
     def _thoughts(self, stop: Sequence[str], *, opened: bool) -> Thoughts | None:
-        """Return the marks between which stop strings have no effect; None if marks are missing."""
+        """Return the marks between which stop strings have no effect."""
         marks, headers = self._format.thought_marks, self._format.headers
         if headers is not None:
             return Thoughts(headers.starts[0], headers.answer, opened=True) if stop else None
@@ -203,8 +196,7 @@ class Preparation:
         return RenderedChat(prompt), None
 
     def _require_plausible_length(self, prompt: Prompt) -> None:
-        """Raise ContextOverflowError for a text that cannot fit the context, judged by its length
-        or by the tokens of its beginning: to tokenize the whole text could take a minute."""
+        """Raise ContextOverflowError for a text that cannot fit the context."""
         length, is_chat = length_of(prompt), isinstance(prompt, Chat)
         self._max_tokens(length // self._longest_token, None, None, is_chat=is_chat)
         n_sampled = _SAMPLED * self._context_tokens
@@ -216,8 +208,6 @@ class Preparation:
     def _max_tokens(
         self, n_prompt: int, wanted: int | None, context: int | None, *, is_chat: bool
     ) -> int:
-        """Return the most tokens of the answer: `wanted`, within the limits of the model's and the
-        request's context."""
         limit = min(self._context_tokens, context or self._context_tokens)
         room = limit - n_prompt
         if room < 1:
@@ -234,7 +224,6 @@ class Preparation:
 
 
 def _ordered(prompt: Prompt) -> Prompt:
-    """Return `prompt`, with the results of calls sorted into the order of the calls."""
     if not isinstance(prompt, Chat):
         return prompt
     _require_renderable(prompt)
@@ -242,7 +231,7 @@ def _ordered(prompt: Prompt) -> Prompt:
 
 
 def _require_renderable(chat: Chat) -> None:
-    """Raise InvalidRequestError if messages or tools are too many to render within two seconds."""
+    """Raise InvalidRequestError if messages or tools would take over two seconds to render."""
     for name, n, most in (
         ("messages", len(chat.messages), _MOST_MESSAGES),
         ("tools", len(chat.tools), _MOST_TOOLS),
@@ -258,7 +247,6 @@ def _parts(chat: Chat | None, replayed: Replayed | None) -> Parts | None:
 
 
 def _beginning(prompt: Prompt, n: int) -> str:
-    """Return the first `n` characters of a text, or of a conversation's messages."""
     if not isinstance(prompt, Chat):
         return prompt[:n] if isinstance(prompt, str) else ""
     found, room = list[str](), n
@@ -270,7 +258,7 @@ def _beginning(prompt: Prompt, n: int) -> str:
 
 
 def length_of(prompt: Prompt) -> int:
-    """Return the number of characters in a text or a conversation's messages; 0 for token ids."""
+    """Return the number of characters in a prompt; 0 for token ids."""
     if isinstance(prompt, tuple):
         return 0
     return prompt.length if isinstance(prompt, Chat) else len(prompt)

@@ -1,11 +1,7 @@
-"""Verbatim replay: a known conversation continues with its earlier computed tokens. Knows points
-and tokens; knows nothing about engines.
+"""Verbatim replay: a known conversation continues with its earlier computed tokens.
 
-A template may render an answer as other tokens than the model generated: it drops reasoning,
-rewrites calls, moves messages. Replay therefore lets the template render only new messages, and
-takes earlier messages from recorded turns. Clients also send the same tools with their keys in
-another order: Replay keeps each tool's first spelling. With some formats, Replay takes only answers
-with tool calls from turns; after any other answer the template renders the history again.
+A template may render an answer as other tokens than the model generated. Replay therefore lets the
+template render only new messages, and takes earlier ones from recorded turns.
 """
 
 from __future__ import annotations
@@ -39,11 +35,12 @@ from semantic.ports.chat import ChatFormat, RenderedChat
 from semantic.ports.store import TurnsPort
 
 _MAX_BYTES = 8 << 20
-"""The most bytes of tools' JSON to cache: enough for hundreds of clients."""
+"""The most bytes of tools' JSON to cache."""
 
 
 class ToolSpellings:
-    """A cache of tools' first spellings, of limited bytes, fair between scopes. Thread-safe."""
+    """A cache of tools' first spellings. Clients send the same tools with keys in another order.
+    Thread-safe."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._tools: FairLru[bytes, Tool] = FairLru(max_bytes)
@@ -52,9 +49,8 @@ class ToolSpellings:
     def first(
         self, tools: Sequence[Tool], texts: Sequence[bytes], scope: bytes, *, keep: bool = True
     ) -> tuple[Tool, ...]:
-        """Return `tools` in order, each in its first spelling in `scope`. `texts` are the tools'
-        canonical texts, which do not depend on the order of keys. Without `keep`, records
-        nothing."""
+        """Return `tools` in order, each in its first spelling in `scope`. Without `keep`,
+        records nothing."""
         found: list[Tool] = []
         with self._lock:
             for tool, text in zip(tools, texts, strict=True):
@@ -72,11 +68,7 @@ _OWNER_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A rendered conversation, and the turn that it continues. The first `start` tokens, with the
-    digest `parent`, come from a recorded turn and contain the first `n_replayed` messages. `point`
-    identifies the whole conversation; the store counts the turn for `owner`. `answers` says, by
-    index, how each later answer relates to the generated answer. `tool_texts` are the canonical
-    texts of the tools, `defaults` the arguments that clients may add to calls."""
+    """A rendered conversation, and the turn that it continues."""
 
     rendered: RenderedChat
     point: Point
@@ -91,7 +83,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The tokens of a known conversation, without a final end token, and their digest."""
+    # Without a final end token
 
     tokens: list[int]
     digest: bytes
@@ -113,9 +105,8 @@ class Replay:
         *,
         is_owner: bool = True,
     ) -> None:
-        """`namespace` identifies the model's content, so that Replay never finds turns of another
-        template or tokenizer. `ends` are the tokens that end an answer. With `is_owner`, `close`
-        also closes `turns`."""
+        """`namespace` identifies the model's content. `ends` are the tokens that end an answer.
+        With `is_owner`, `close` also closes `turns`."""
         self._format = chat_format
         self._ends = ends
         self._turns = turns
@@ -125,7 +116,7 @@ class Replay:
 
     def render(self, chat: Chat, tenant: str, *, keep: bool = True) -> Replayed:
         """Return the conversation as tokens; without `keep`, record nothing. Raises
-        InvalidRequestError if the template refuses the conversation."""
+        InvalidRequestError if the template refuses it."""
         name = tenant.encode("utf-8", "surrogatepass")
         owner = turns_owner(tenant)
         scope = digest("turns-v1", self._namespace, name)
@@ -162,8 +153,7 @@ class Replay:
     def record(
         self, replayed: Replayed, prompt: Sequence[int], message: Message, generated: Sequence[int]
     ) -> Future[None] | None:
-        """Record a turn: `message` is the answer to `replayed`. The turn's tokens are `prompt`,
-        then `generated`. Returns the result of `TurnsPort.put`."""
+        """Record a turn with the answer `message`. Its tokens are `prompt`, then `generated`."""
         return self._turns.put(
             Turn(
                 point_after(replayed.point, message, replayed.defaults),
@@ -176,8 +166,7 @@ class Replay:
         )
 
     def record_cut(self, replayed: Replayed, message: Message) -> Future[None] | None:
-        """Record a turn without tokens, because the model generated more than `message`. Requests
-        cannot continue this turn. Returns the result of `TurnsPort.put`."""
+        """Record a turn without tokens, which requests cannot continue."""
         point = point_after(replayed.point, message, replayed.defaults)
         thought = thought_digest(message.reasoning)
         return self._turns.put(Turn(point, None, 0, (), thought, replayed.owner))
@@ -189,8 +178,7 @@ class Replay:
     def _known(
         self, turns: _Turns, messages: Sequence[Message], numbers: Sequence[int]
     ) -> _Known | None:
-        """Return the tokens up to the last answer whose index is in `numbers`; None if the tokens
-        are unknown, or if a message contradicts a recorded turn."""
+        """Return the tokens so far; None if they are unknown, or a message contradicts a turn."""
         found: list[Turn] = []
         for number in reversed(numbers):
             turn = turns.ending_with(number)
@@ -205,7 +193,7 @@ class Replay:
         return None
 
     def _joined(self, turns: Sequence[Turn]) -> _Known | None:
-        """Return the joined tokens of consecutive turns; None if two turns do not fit together."""
+        """Return the turns' tokens; None if two turns do not fit together."""
         tokens: list[int] = []
         for turn in turns:
             del tokens[turn.start :]
@@ -220,27 +208,24 @@ class Replay:
 
 
 class _Turns:
-    """The turns of one conversation's messages; looks each turn up once."""
-
     def __init__(self, turns: TurnsPort, at: Sequence[Point]) -> None:
         self._turns = turns
         self._at = at
         self._found: dict[int, Turn | None] = {}
 
     def ending_with(self, number: int) -> Turn | None:
-        """Return the turn that ends with message `number`; None for an unknown turn."""
         if number not in self._found:
             self._found[number] = self._turns.get(self._at[number + 1])
         return self._found[number]
 
 
 def _continues(turn: Turn, before: Turn) -> bool:
-    """Return whether `turn` continues `before`, with or without the end token of `before`."""
+    # The end token of `before` may be missing.
     return before.end - 1 <= turn.start <= before.end
 
 
 def _prefix_digests(tokens: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-    """Return the digests of prefixes of `tokens`, given their `lengths` in ascending order."""
+    # `lengths` are in ascending order.
     packed = memoryview(pack_tokens(tokens))
     running = hashlib.blake2b(digest_size=_DIGEST_BYTES)  # over all tokens, so the fastest hash
     found, done = [], 0
@@ -252,7 +237,6 @@ def _prefix_digests(tokens: Sequence[int], lengths: Sequence[int]) -> list[bytes
 
 
 def _answered(turn: Turn | None, message: Message) -> Answered:
-    """Return the relation of the answer `message` to the generated answer in `turn`."""
     if turn is None:
         return Answered.OTHER
     if not agrees(turn, message):

@@ -1,6 +1,4 @@
-"""Arguments of one call in a model's own spelling, converted to JSON while the model writes them.
-SpelledArguments is the common part of all spellings. ListedArguments reads arguments with
-separators: it emits a string while the model writes it, and other values at their end."""
+"""Converts the arguments of one call to JSON while the model writes them in its own spelling."""
 
 from __future__ import annotations
 
@@ -25,17 +23,12 @@ _ESCAPED: Final = {
 }  # fmt: skip
 
 _Part = Literal["start", "string", "after", "other"]
-"""The reader's place: before a value, inside a string, after a string, or in any other value."""
+"""A place in a call's arguments."""
 
 
 class SpelledArguments(ABC):
-    """Converts a call's arguments, pushed in any pieces, to JSON. The results of `push`, joined,
-    are the `json.dumps` of the object that the model's parser reads from the whole call, plus any
-    repeated keys. `push` returns a string while the model writes it, other values at their end. A
-    value that the parser refuses, such as a word for a number, becomes a string. `n_ended` counts
-    the finished arguments; after their end, `n_taken` counts their characters in the source.
-    `is_broken` says that an argument is unreadable. After that, or after the arguments' end, `push`
-    returns ""."""
+    """Converts a call's arguments, pushed in any pieces, to JSON. A value that the model's
+    parser refuses becomes a string."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -55,20 +48,20 @@ class SpelledArguments(ABC):
 
     @abstractmethod
     def may_end(self, *, cut: bool, stopped: bool) -> bool:
-        """Return whether the arguments may end at the answer's end, which is a limit (`cut`) or a
-        stop string (`stopped`)."""
+        """Return whether the arguments may end here, at a limit (`cut`) or a stop string
+        (`stopped`)."""
 
     @abstractmethod
     def ending(self, *, at_mark: bool) -> str:
-        """Return the JSON that ends the arguments here if the model forgot to end the last
-        argument, else "". `at_mark` says that the end mark of the calls follows."""
+        """Return the JSON that ends an unfinished last argument, else "". `at_mark` says that the
+        end mark of the calls follows."""
 
     @abstractmethod
     def _step(self) -> bool:
-        """Read more text; return False if more text has to arrive."""
+        """Read more text. Returns False if more has to arrive."""
 
     def push(self, text: str) -> str:
-        """Return the JSON that `text`, the next part of the source, makes final."""
+        """Return the JSON that `text` makes final."""
         self._text += text
         while not self.is_closed and not self.is_broken and self._step():
             pass
@@ -77,7 +70,7 @@ class SpelledArguments(ABC):
         return self._taken()
 
     def close(self) -> str:
-        """Return the JSON that ends the arguments. Requires that no argument is open."""
+        """Return the JSON that ends the arguments. No argument may be open."""
         self._end()
         return self._taken()
 
@@ -96,7 +89,7 @@ class SpelledArguments(ABC):
 
 
 class ListedArguments(SpelledArguments):
-    """Reads a call's arguments in a list. Before a value's end, only a string shows its type."""
+    """Reads a call's arguments in a list."""
 
     def __init__(self, spelling: CallList) -> None:
         super().__init__()
@@ -128,7 +121,7 @@ class ListedArguments(SpelledArguments):
     # Keys
 
     def _find_key(self) -> bool:
-        """Read a key, or the end of the list; return False if more text has to arrive."""
+        """Read a key or the list's end. Returns False if more text has to arrive."""
         spelling = self._spelling
         space = _SPACE.match(self._text, self._at)
         self._at = self._at if space is None else space.end()
@@ -151,7 +144,7 @@ class ListedArguments(SpelledArguments):
     # Values
 
     def _read_value(self) -> bool:
-        """Read up to the next significant character; return False if more text has to arrive."""
+        """Read more of a value. Returns False if more text has to arrive."""
         at, mark = first_mark(self._marks(), self._text, self._at)
         self._put(self._text[self._at : at])
         self._at = at
@@ -176,7 +169,6 @@ class ListedArguments(SpelledArguments):
         return (*spelling.quotes, ",", spelling.close, *spelling.opening, *spelling.closing)
 
     def _enter(self, mark: str) -> None:
-        """Enter or leave the string or brackets that `mark` opens or closes."""
         if mark == self._quote:
             self._quote = None
             self._part = "after" if self._part == "string" else "other"
@@ -197,7 +189,7 @@ class ListedArguments(SpelledArguments):
             self._part = "other"
 
     def _escape(self) -> bool:
-        """Read an escape in a string; return False if more text has to arrive."""
+        """Read an escape. Returns False if more text has to arrive."""
         found = _ESCAPE.match(self._text, self._at)
         if found is None and _ESCAPE_START.fullmatch(self._text, self._at):
             return False
@@ -229,7 +221,7 @@ class ListedArguments(SpelledArguments):
         self._written, self._sent = [], []
 
     def _end_of_argument(self) -> str | None:
-        """Return the JSON that ends the open argument; None if it contradicts the emitted JSON."""
+        # None if the argument contradicts the emitted JSON
         if self._part == "after":
             return '"' if self._sent else self._member("")
         value = "".join(self._written)
@@ -244,7 +236,6 @@ class ListedArguments(SpelledArguments):
 
 
 def _value(spelling: CallList, text: str) -> str | None:
-    """Return the JSON of a value without quotes, such as a number; None if it is malformed."""
     if spelling.escapes:
         return any_json(text)
     try:
@@ -254,8 +245,6 @@ def _value(spelling: CallList, text: str) -> str | None:
 
 
 def _in_json(spelling: CallList, text: str) -> str:
-    """Return `text` with JSON's quotes around keys and strings. Raises ValueError for an open
-    string."""
     written, quote = [], spelling.quotes[0]
     for number, part in enumerate(text.split(quote)):
         if number % 2:
@@ -268,7 +257,7 @@ def _in_json(spelling: CallList, text: str) -> str:
 
 
 def _unescaped(escape: str) -> str:
-    """Return the text of a Python escape; an unknown escape stays unchanged."""
+    # An unknown escape stays unchanged.
     if escape[1] in "xu":
         return chr(int.from_bytes(bytes.fromhex(escape[2:]), "big"))
     return _ESCAPED.get(escape[1], escape)

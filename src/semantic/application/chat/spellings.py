@@ -1,5 +1,4 @@
-"""Spellings of calls: the forms in which families of models write a tool's name and the arguments.
-Docstrings and comments show examples. Knows nothing about families' names or templates."""
+"""Spellings of calls: how models write a tool's name and its arguments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""StreamedCalls: reads tool calls in a known spelling while the model writes them. A call is final
-once its name is whole and its arguments begin; from then on the reader emits the text of the
-arguments at once. Knows the order of calls and marks, and JSON objects in which the name precedes
-the arguments; the caller supplies other spellings."""
+"""StreamedCalls: reads tool calls in a known spelling while the model writes them."""
 
 from __future__ import annotations
 
@@ -20,11 +17,10 @@ from semantic.domain.stop_strings import first_mark
 from semantic.ports.chat import CallHead, CallList, CallSpelling, Marks
 
 Read = Literal["all", "some", "none"]
-"""How much of an expected text has arrived: "some" means that the next text may complete it."""
+"""How much of an expected text has arrived."""
 
 LONGEST_SPACE: Final = 256
-"""The most white space in one place before the arguments, since the reader reads it again with
-every token. Beyond this, or after a longer name, the reader parses the call only as a whole."""
+"""The most white space in one place before the arguments, since every token reads it again."""
 _LONGEST_NAME: Final = 200
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
@@ -50,7 +46,7 @@ _DECODER: Final = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class FoundHead:
-    """A call's head in a text. `read` says how much has arrived; the arguments begin at `end`."""
+    """A call's start in a text, as far as it has arrived. The arguments begin at `end`."""
 
     read: Read
     head: CallHead = OBJECT_HEAD
@@ -59,8 +55,7 @@ class FoundHead:
 
 
 def find_head(heads: Iterable[CallHead], text: str, at: int) -> FoundHead:
-    """Return the head in `heads` that is complete at position `at` of `text`, or else the head with
-    the longest part in `text`."""
+    """Return the call's start at position `at`, or else the longest part of one."""
     founds = [_find(head, text, at) for head in heads]
     whole = next((found for found in founds if found.read == "all"), None)
     some = [found for found in founds if found.read == "some"]
@@ -69,8 +64,7 @@ def find_head(heads: Iterable[CallHead], text: str, at: int) -> FoundHead:
 
 
 def find_step(steps: tuple[str, ...], text: str, at: int) -> tuple[Read, int]:
-    """Look for one of the texts `steps` after white space; return the part that has arrived ("all",
-    "some" or "none"), and the position of its end."""
+    """Look for one of `steps` after white space; return how much has arrived, and its end."""
     begins, at = at, behind_space(text, at)
     if at - begins > LONGEST_SPACE:
         return "none", at
@@ -82,7 +76,7 @@ def find_step(steps: tuple[str, ...], text: str, at: int) -> tuple[Read, int]:
 
 
 def behind_space(text: str, at: int) -> int:
-    """Return the position after any white space at position `at`."""
+    """Return the position after any white space."""
     found = _SPACE.match(text, at)
     return at if found is None else found.end()
 
@@ -107,8 +101,6 @@ def _find(head: CallHead, text: str, at: int) -> FoundHead:
 
 
 def _behind_name(head: CallHead, text: str, at: int) -> tuple[Read, int]:
-    """Read the text between the name and the arguments; return the part that has arrived ("all",
-    "some" or "none"), and the position of the arguments."""
     for steps in head.after:
         read, at = find_step(steps, text, at)
         if read != "all":
@@ -122,7 +114,6 @@ def _behind_name(head: CallHead, text: str, at: int) -> tuple[Read, int]:
 
 
 def _name_in(text: str, *, quoted: bool) -> str | None:
-    """Return the name in `text`; None if `quoted` and the text is not a JSON string."""
     if not quoted:
         return text
     try:
@@ -134,7 +125,7 @@ def _name_in(text: str, *, quoted: bool) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """A part of a call's arguments. A part with a `name` is the first part of a new call."""
+    """A part of a call's arguments. A `name` begins a new call."""
 
     name: str | None
     arguments: str
@@ -142,7 +133,7 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """The form of calls in a chat's answers: between `marks`, as JSON or in a `spelling`."""
+    """The form of calls in an answer."""
 
     marks: Marks
     tools: Mapping[str, Tool]
@@ -150,12 +141,12 @@ class CallSyntax:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The texts that can end the calls; if empty, only the end of the answer ends them."""
+        """The end marks of the calls; empty if the calls have none."""
         own = () if self.spelling is None else self.spelling.ends
         return (self.marks.end, *own) if self.marks.end else own
 
     def heads(self, *, in_list: bool) -> tuple[CallHead, ...]:
-        """Return the possible heads of a call; `in_list` says that the call is inside a list."""
+        """Return the possible starts of a call, inside a list if `in_list`."""
         spelling = self.spelling
         if spelling is None or spelling.in_list != in_list:
             return (OBJECT_HEAD, TYPED_HEAD)
@@ -163,7 +154,7 @@ class CallSyntax:
         return (OBJECT_HEAD, TYPED_HEAD, *(head for head in own if head is not None))
 
     def arguments(self, name: str) -> SpelledArguments | None:
-        """Return a reader for the arguments of a call of the tool `name`; None if they are JSON."""
+        """Return a reader for the arguments of a call of `name`; None for JSON."""
         form = None if self.spelling is None else self.spelling.arguments
         if isinstance(form, CallList):
             return ListedArguments(form)
@@ -181,15 +172,12 @@ class CallSyntax:
 LIST_START: Final = "["
 _Arguments = ObjectText | SpelledArguments
 _BETWEEN: Final = ("}", "]")
-"""The brackets that end a call in JSON; several brackets may follow the call's arguments."""
+"""The brackets that end a call in JSON."""
 
 
 class StreamedCalls:
-    """Reads the calls in the text after a start mark, pushed in any pieces. `is_known` says whether
-    the reader can stream the first call's arguments; None while undecided. If False, the reader
-    stops. `is_ended` says that the last call has ended, with its end mark if the syntax has end
-    marks; `is_strange`, that text of unknown form follows the first call. `rest` is the unread
-    text: the whole text, the part after the end mark, or the strange part."""
+    """Reads the calls in the text after a start mark, pushed in any pieces. `is_known` says
+    whether the reader can stream them; None while undecided. `rest` is the unread text."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self.is_known: bool | None = None
@@ -216,17 +204,17 @@ class StreamedCalls:
 
     @property
     def rest(self) -> str:
-        """The unread text, after an added bracket if the text is the rest of a list."""
+        """The unread text."""
         start = LIST_START if self.has_object and self._is_list else ""
         return start + self._text[self._at :]
 
     @property
     def has_object(self) -> bool:
-        """True if the text of unknown form is an object, which may be a call."""
+        """True if the unknown text is an object, which may be a call."""
         return self.is_strange and self._text.startswith("{", behind_space(self._text, self._at))
 
     def push(self, text: str) -> list[CallPart]:
-        """Return the parts of calls that `text`, the next part of the answer, makes final."""
+        """Return the parts of calls that `text` makes final."""
         self._text += text
         while not self.is_ended and not self.is_strange and self.is_known is not False:
             step = self._find_call if self._arguments is None else self._read_arguments
@@ -236,9 +224,8 @@ class StreamedCalls:
         return self._taken()
 
     def finish(self, *, cut: bool, stopped: bool) -> list[CallPart]:
-        """Return the last parts when the answer ends. A call that a limit (`cut`) or a stop string
-        (`stopped`) ended keeps the finished part of its arguments. A call without arguments is
-        kept if its name is complete."""
+        """Return the last parts when the answer ends. An unfinished call keeps its finished
+        part."""
         if self._arguments is not None:
             self._end_open(self._arguments, cut=cut, stopped=stopped)
         elif cut and not self.is_ended and self.is_known is not False:
@@ -255,7 +242,7 @@ class StreamedCalls:
     # The beginning of a call
 
     def _find_call(self) -> bool:
-        """Read the text before a call's arguments; return False if more text has to arrive."""
+        """Read up to a call's arguments. Returns False if more text has to arrive."""
         if self.is_known:
             is_found = self._skip_end()
             if is_found is not None:
@@ -283,8 +270,8 @@ class StreamedCalls:
         self._written.append(CallPart(name, ""))
 
     def _skip_end(self) -> bool | None:
-        """Skip text that ends a call. Return False if more text has to arrive, and None if a call
-        may begin."""
+        """Skip a call's end. Returns False if more text has to arrive, and None if a call may
+        begin."""
         self._at = behind_space(self._text, self._at)
         rest = self._text[self._at :]
         if not rest:
@@ -307,8 +294,8 @@ class StreamedCalls:
         return None
 
     def _skip_member(self) -> bool | None:
-        """Skip a member that follows the arguments in the call's object. Return False if more text
-        has to arrive, and None if no member follows."""
+        """Skip a member after the arguments. Returns False if more text has to arrive, and None
+        without a member."""
         more = False if len(self._text) - self._at < _LONGEST_MEMBER else None
         found = _MEMBER.match(self._text, self._at)
         if found is None:
@@ -323,7 +310,6 @@ class StreamedCalls:
         return True
 
     def _repeated(self) -> tuple[str, ...]:
-        """Return the start mark if it may occur again, because calls have no end mark."""
         start = self._syntax.marks.start
         return (start,) if start and not self._end_marks else ()
 
@@ -342,9 +328,7 @@ class StreamedCalls:
     # Arguments
 
     def _read_arguments(self) -> bool:
-        """Read more of the arguments; return False if more text has to arrive. From an end mark on,
-        no text is final until the arguments end: the mark may be part of a string, or the model may
-        have left the arguments open."""
+        """Read more of the arguments. Returns False if more text has to arrive."""
         read = self._arguments
         if read is None:
             return True
@@ -367,8 +351,6 @@ class StreamedCalls:
         return self._is_at_mark or read.is_broken
 
     def _is_within(self) -> bool:
-        """Return whether the end mark at this position is part of the arguments. Return False if
-        another call, which ends the arguments, follows the mark or may still follow."""
         mark = next(one for one in self._end_marks if self._text.startswith(one, self._at))
         behind = self._at + len(mark)
         follows, _ = find_step((self._syntax.marks.start,), self._text, behind)
@@ -377,7 +359,6 @@ class StreamedCalls:
         return follows == "none"
 
     def _push(self, read: _Arguments, end: int) -> None:
-        """Pass the text up to `end` to the reader `read`, and emit the part that is final."""
         text, self._at = self._text[self._at : end], end
         self._keep(text)
         self._n_pushed += len(text)
@@ -388,7 +369,6 @@ class StreamedCalls:
             self._release()
 
     def _end_broken(self) -> bool:
-        """End unreadable arguments at the first end mark, or keep the text if none has arrived."""
         at, mark = first_mark(self._end_marks, self._text, self._at)
         if self._first_mark is not None:
             self._end_arguments(self._first_mark)
@@ -400,7 +380,6 @@ class StreamedCalls:
         return False
 
     def _end_open(self, read: _Arguments, *, cut: bool, stopped: bool) -> None:
-        """End arguments that are still open when the answer ends."""
         if isinstance(read, SpelledArguments) and read.may_end(cut=cut, stopped=stopped):
             self._end_between(read)
             return
@@ -420,15 +399,12 @@ class StreamedCalls:
         return read.ending(at_mark=at_mark) if isinstance(read, SpelledArguments) else ""
 
     def _end_between(self, read: SpelledArguments) -> None:
-        """End the arguments while no argument is open, at an end mark or the answer's end."""
         self._held += read.close()
         self._release()
         self._close()
         self._end(self._text[self._at :])
 
     def _end_arguments(self, n_source: int) -> None:
-        """End the open arguments after the first `n_source` characters of their source. Emit the
-        rest of JSON arguments, or the JSON that ends arguments in another spelling."""
         if n_source == self._first_mark and self._ending:
             self._written.append(CallPart(None, self._ending))
         source = "".join(self._source)
@@ -455,7 +431,6 @@ class StreamedCalls:
         self._n_source += len(text)
 
     def _release(self) -> None:
-        """Emit the arguments that are final, and keep the source of the remaining arguments."""
         if self._held:
             self._written.append(CallPart(None, self._held))
             self._held = ""

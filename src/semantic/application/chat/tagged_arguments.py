@@ -1,6 +1,7 @@
-"""TaggedArguments: reads a call's arguments in tags, and converts them to JSON while the model
-writes them. An end tag ends a value only if another argument or the end of the call follows, so a
-text may contain any tag. Knows tags as strings, and the types of arguments."""
+"""TaggedArguments: converts a call's arguments in tags to JSON while the model writes them.
+
+An end tag ends a value only if an argument or the call's end follows.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +18,13 @@ from semantic.ports.chat import CallTags
 _LONGEST_KEY: Final = 256
 """The most characters of a key, and of the white space between two arguments."""
 _BLANK: Final = re.compile(r"(?:\s|\\n)*")
-"""A pattern for white space between arguments; some models write a line break as two characters."""
+"""White space between arguments; some models write a line break as two characters."""
 
 _State = Literal["between", "key", "value", "end"]
 
 
 class TaggedArguments(SpelledArguments):
-    """Reads the arguments of one call in tags, pushed in any pieces. In a text value, `push` holds
-    back a possible end and the white space around the end."""
+    """Reads the arguments of one call in tags, pushed in any pieces."""
 
     def __init__(self, tags: CallTags, types: ArgumentTypes) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class TaggedArguments(SpelledArguments):
         return super().close()
 
     def ending(self, *, at_mark: bool) -> str:
-        """See `SpelledArguments.ending`. Only the end of the call may follow the value."""
+        """See `SpelledArguments.ending`."""
         if self._state != "value" or self._text:
             return ""
         cut = self._value.without_call_end()
@@ -68,7 +68,7 @@ class TaggedArguments(SpelledArguments):
     # Between arguments
 
     def _find_argument(self) -> bool:
-        """Go to the next argument or the call's end; return False if more text has to arrive."""
+        """Read up to the next argument. Returns False if more text has to arrive."""
         marks = [mark for mark in (self._tags.start, self._tags.call_end) if mark]
         at, mark = first_mark(marks, self._text, self._at)
         self._at = at
@@ -97,8 +97,7 @@ class TaggedArguments(SpelledArguments):
         return True
 
     def _key_at(self, at: int) -> re.Match[str] | Literal[False] | None:
-        """Return the match of the key after the start of an argument; False if the key is missing,
-        None if more text has to arrive."""
+        """Return the match of a key. False if it is missing, None if more text has to arrive."""
         tags = self._tags
         near = self._text[at : at + _LONGEST_KEY]
         end, mark = first_mark((tags.key_end, tags.end), near)
@@ -109,7 +108,7 @@ class TaggedArguments(SpelledArguments):
     # Within an argument
 
     def _read_value(self) -> bool:
-        """Read more of a value; return False if more text has to arrive."""
+        """Read more of a value. Returns False if more text has to arrive."""
         at, mark = first_mark((self._tags.end,), self._text, self._at)
         self._put(self._text[self._at : at])
         self._at = at + len(mark or "")
@@ -118,7 +117,7 @@ class TaggedArguments(SpelledArguments):
         return mark is not None
 
     def _read_end(self) -> bool:
-        """Read the text after a possible end of the value; return False if more has to arrive."""
+        """Read the end of a value. Returns False if more text has to arrive."""
         blank = _BLANK.match(self._text, self._at)
         at = self._at if blank is None else blank.end()
         is_far = at - self._at > _LONGEST_KEY
@@ -134,7 +133,7 @@ class TaggedArguments(SpelledArguments):
         return True
 
     def _ends_value(self, at: int) -> bool | None:
-        """Return whether the value can end before position `at`; None until more text arrives."""
+        """Return whether the value ends here; None if more text has to arrive."""
         tags = self._tags
         marks = [mark for mark in (tags.start, tags.call_end) if mark]
         near = self._text[at : at + max(map(len, marks))]
@@ -151,7 +150,6 @@ class TaggedArguments(SpelledArguments):
         return found["key"] not in self._seen
 
     def _put(self, text: str) -> None:
-        """Add `text` to the value; if the value is text, emit the part that is final."""
         more = self._value.push(text)
         if more and not self._value.is_sent:
             self._value.is_sent = True
@@ -165,7 +163,6 @@ class TaggedArguments(SpelledArguments):
         self._has_members = True
 
     def _rest_of_value(self, cut: str | None) -> str:
-        """Return the JSON that ends the open argument; `cut`, if given, is the end of its value."""
         value = self._value
         text = value.rest if cut is None else cut
         if value.is_sent:
@@ -181,13 +178,11 @@ class TaggedArguments(SpelledArguments):
 
 
 _TEXTS: Final = ("true", "string")
-"""The kinds in an argument's tag that declare its value as text."""
+"""The kinds in a tag that declare a text."""
 
 
 class _Value:
-    """The text of a value, pushed in any pieces, without the parts that the tags exclude. `is_text`
-    says that the value is text, even if it looks like JSON; `is_json`, that the value is JSON of
-    any type; `is_sent`, that the reader has emitted the value's beginning."""
+    # `is_text`: the value is text, even if it looks like JSON.
 
     def __init__(self, tags: CallTags, key: str, *, is_text: bool, is_json: bool = False) -> None:
         self.key = key
@@ -214,12 +209,10 @@ class _Value:
 
     @property
     def is_wrapped(self) -> bool:
-        """True if the value has opened its own marks but not closed them."""
         begin, end = self._tags.wrap
         return bool(begin) and self._text.lstrip().startswith(begin) and end not in self._text
 
     def without_call_end(self) -> str | None:
-        """Return the end of the value if the call ends next, without an end tag; else None."""
         end, text = self._tags.call_end, self._text.rstrip()
         return self._trimmed(text.removesuffix(end)) if end and text.endswith(end) else None
 
@@ -238,8 +231,6 @@ class _Value:
 
     @property
     def _n_certain(self) -> int:
-        """Return the number of characters before the first possible end of the value: its end tag,
-        or the call's end if the tag is missing."""
         end, text = self._tags.call_end, self._text
         at = len(text)
         bare = text.rstrip()
@@ -252,5 +243,4 @@ class _Value:
 
 
 def _characters(text: str) -> str:
-    """Return `text` in the form that it has inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

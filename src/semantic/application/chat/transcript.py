@@ -1,6 +1,7 @@
-"""Transcript: the messages of an agent's conversation, as the last line of the agent's note, so
-that another process can continue the conversation. Servers save no transcripts: their clients send
-every message again. Knows JSON and messages; knows nothing about templates or tokens."""
+"""Transcript: the messages of an agent's conversation, in the last line of its note.
+
+With it, another process can continue the conversation.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +19,18 @@ _TEXTS: Final = ("content", "reasoning", "tool_call_id", "name")
 _FIELDS: Final = frozenset({"role", "tool_calls", *_TEXTS})
 _CALL_FIELDS: Final = ("id", "name", "arguments")
 MAX_TRANSCRIPT: Final = 1 << 19
-"""The most characters of a transcript, since each turn saves it. A longer conversation can continue
-in this process only."""
+"""The most characters of a transcript, since each turn saves it."""
 
 
 def transcript_of(messages: Sequence[Message]) -> str:
-    """Return a line of JSON that `messages_in` reads; "" beyond `MAX_TRANSCRIPT` characters."""
+    """Return a line of JSON that `messages_in` reads; "" if it is too long."""
     fields = {_MESSAGES: [_written(message) for message in messages]}
     text = json.dumps(fields, ensure_ascii=False)
     return text if len(text) <= MAX_TRANSCRIPT else ""
 
 
 def messages_in(note: str) -> tuple[Message, ...] | None:
-    """Return the messages in a note; None unless the last message is from the user or a tool."""
+    """Return the messages in a note, or None. The last one must be from the user or a tool."""
     line = note.rpartition("\n")[2]
     if not line.startswith(_START):  # other texts may be long
         return None
@@ -44,9 +44,8 @@ def messages_in(note: str) -> tuple[Message, ...] | None:
 
 
 def message_of(given: object) -> Message:
-    """Return `given` as a message. It may be a message, or an object with `role` and `content`, and
-    optionally `reasoning`, `tool_calls` (objects with `id`, `name` and `arguments`), `tool_call_id`
-    and `name`. Raises InvalidRequestError for anything else."""
+    """Return `given` as a message. It may be an object with the same fields. Raises
+    InvalidRequestError for anything else."""
     if isinstance(given, Message):
         return given
     if not isinstance(given, Mapping) or not {"role", "content"} <= given.keys() <= _FIELDS:
@@ -89,7 +88,6 @@ def _text(name: str, given: object) -> str:
 
 
 def _written(message: Message) -> dict[str, object]:
-    """Return an object with a message's role, its content, and its other nonempty fields."""
     fields: dict[str, object] = {"role": message.role, "content": message.content}
     for name in _TEXTS[1:]:
         value = getattr(message, name)

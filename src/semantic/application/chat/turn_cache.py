@@ -1,5 +1,4 @@
-"""TurnCache: an LRU cache of conversation turns in memory, in front of slower stores of turns.
-Knows turns and their ports; does not know the purpose of turns."""
+"""TurnCache: an LRU cache of conversation turns in memory, in front of slower stores."""
 
 from __future__ import annotations
 
@@ -14,27 +13,26 @@ from semantic.domain.fair_share import FairLru
 from semantic.ports.store import SharedTurnsPort, TurnsPort
 
 _TURN_BYTES = 768
-"""Bytes of a turn in addition to its tokens: objects and table entries."""
+"""Bytes of a turn in addition to its tokens."""
 
 _QUEUE_BYTES = 16 << 20
-"""The most bytes of turns that wait for the disk; further turns stay in memory only."""
+"""The most bytes of turns that wait for the disk."""
 _CLOSE_SECONDS = 2.0
 """The most seconds that `close` waits for writes: another process may lock the file."""
 _ANY = ""
-"""The tenant of all turns in the cache: a point does not reveal its tenant."""
+"""The tenant of all turns: a point does not reveal its tenant."""
 _UPLOADS = 8
 """The number of turns to upload at the same time."""
 
 _Packed = tuple[Turn, bytes]
-"""A turn without its tokens, and the packed tokens: a tuple of integers is ten times as large."""
+"""A turn without its tokens, and the packed tokens."""
 
 
 class Writes:
-    """A queue of writes that `n_threads` threads run. Refuses a write if the queue would then hold
-    more than `max_bytes`. Thread-safe."""
+    """Runs writes on `n_threads` threads, with at most `max_bytes` in the queue. Thread-safe."""
 
     def __init__(self, n_threads: int, max_bytes: int, name: str) -> None:
-        """Threads start with the first writes; the threads' names begin with `name`."""
+        """The names of the threads begin with `name`."""
         self._threads = ThreadPoolExecutor(n_threads, thread_name_prefix=name)
         self._max_bytes = max_bytes
         self._n_bytes = 0
@@ -48,8 +46,7 @@ class Writes:
             return frozenset(self._waiting)
 
     def add(self, n_bytes: int, write: Callable[[], None]) -> Future[None] | None:
-        """Call `write`, which holds `n_bytes`, on a thread; return its future, or None if the queue
-        is full or closed."""
+        """Queue `write`; return its future, or None if the queue is full."""
         with self._lock:
             if self._is_closed or self._n_bytes + n_bytes > self._max_bytes:
                 return None
@@ -60,7 +57,7 @@ class Writes:
         return begun
 
     def close(self) -> None:
-        """Drop writes that have not begun, and wait for the running writes."""
+        """Drop waiting writes, and wait for the running ones."""
         with self._lock:
             self._is_closed = True
         self._threads.shutdown(cancel_futures=True)
@@ -72,10 +69,8 @@ class Writes:
 
 
 class TurnCache:
-    """Implements `TurnsPort`. `get` finds a stored turn at once; a thread writes the turn to
-    `below` while other threads upload it to `shared`. `get` finds a turn without tokens only after
-    `below`, if given, has written it: `below` may have a turn with tokens at that point, and a
-    search there would delay the caller."""
+    """Implements `TurnsPort` in memory. Threads also write each turn to `below`, and upload it to
+    `shared`."""
 
     def __init__(
         self,
@@ -85,8 +80,7 @@ class TurnCache:
         close_seconds: float = _CLOSE_SECONDS,
         shared: SharedTurnsPort | None = None,
     ) -> None:
-        """Queue at most `queue_bytes` of turns for the disk, and as many for uploads. After
-        `close_seconds`, `close` drops the waiting turns. `shared` stores a fleet's turns."""
+        """Queue at most `queue_bytes` of turns for the disk, and as many for uploads."""
         self._below = below
         self._shared = shared
         self._writer = Writes(1, queue_bytes, "turns")
@@ -130,7 +124,7 @@ class TurnCache:
                 store.close()
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
-        """See `TurnsPort.look_up`; also writes the turns found in `shared` to `below`."""
+        """See `TurnsPort.look_up`."""
         if self._shared is None or not points or self.get(points[-1]) is not None:
             return
         unknown = [point for point in points if self.get(point) is None]
