@@ -1,1 +1,1 @@
-"""Computes many requests in one batch on one thread: scheduling, validation, events."""
+"""The engine: computes many requests in one batch, on one thread."""

@@ -1,6 +1,4 @@
-"""Admission: limits the submissions in the queue and the bytes that their caches may need, keeps
-places for each tenant, and computes Retry-After for refused submissions. Knows nothing about the
-engine; thread-safe."""
+"""Admission: limits the requests in the queue, and computes Retry-After. Thread-safe."""
 
 from __future__ import annotations
 
@@ -20,16 +18,15 @@ _POOLS = 4
 
 _MIN_RETRY, _MAX_RETRY = 1, 60
 _DEFAULT_RETRY = 10
-"""Retry-After in seconds: the least, the most, and the value before the first measurement."""
+"""The least, the most and the first value of Retry-After, in seconds."""
 _MEASURED = 32
-"""The number of latest departures for the rate, counted since the queue was last empty."""
+"""The number of latest departures that determine the rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The most submissions in the queue, and the most bytes that their caches may need (None: four
-    times the pool's bytes). With `shared`, a tenant may use at most as much of each limit as stays
-    free. Raises InvalidRequestError for a limit below 1."""
+    """The most requests in the queue, and the most bytes of their caches. With `shared`, a
+    tenant leaves a part of each free. Raises InvalidRequestError for a limit below 1."""
 
     max_waiting: int = 256
     max_waiting_bytes: int | None = None
@@ -45,8 +42,7 @@ class QueueLimits:
 
 
 def limit_bytes(pool: BlockPool) -> int:
-    """Return the bytes that `pool` can allocate. If only its blocks are limited, assumes equally
-    many blocks in each layer."""
+    """Return the bytes that `pool` can allocate."""
     by_bytes = [] if pool.max_bytes is None else [pool.max_bytes]
     if pool.total_blocks is not None:
         of_all_layers = sum(layer.bytes_per_block for layer in pool.spec.layers)
@@ -68,19 +64,17 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """The number of queued submissions."""
+        """The number of queued requests."""
         return len(self._waiting)
 
     @property
     def n_bytes(self) -> int:
-        """The bytes that the queued submissions may need."""
+        """The bytes that the queued requests may need."""
         return self._bytes.used
 
     def enter(self, submission: Hashable, n_tokens: int, tenant: str = "") -> None:
-        """Add `submission`, of at most `n_tokens`, to the queue. Raises OverloadedError if the
-        queue is full, and TenantLimitError if the tenant's part of the queue is full. An empty
-        queue accepts any submission, because a retry could not succeed either. Only the queue's
-        limits apply to a tenant without queued submissions."""
+        """Add a request of at most `n_tokens`. Raises OverloadedError if the queue is full, and
+        TenantLimitError if the tenant's part is full."""
         n_bytes = self._spec.bytes_for(n_tokens)
         with self._lock:
             if self._waiting and not (self._requests.fits(1) and self._bytes.fits(n_bytes)):
@@ -99,7 +93,7 @@ class Admission:
             self._bytes.take(tenant, n_bytes)
 
     def leave(self, submission: Hashable) -> None:
-        """Remove `submission`, which runs or has finished, from the queue. Idempotent."""
+        """Remove a request from the queue. Idempotent."""
         with self._lock:
             if submission not in self._waiting:
                 return
@@ -109,8 +103,6 @@ class Admission:
             self._left.append((self._clock(), n_bytes))
 
     def _require_room_beside(self, tenant: str, n_bytes: int) -> None:
-        """Raise TenantLimitError if, with `n_bytes` more, a tenant's part of a limit would exceed
-        the part that stays free."""
         own, own_bytes = self._requests.of(tenant), self._bytes.of(tenant)
         if self._requests.leaves_room(tenant, 1) and self._bytes.leaves_room(tenant, n_bytes):
             return
@@ -122,7 +114,7 @@ class Admission:
         )
 
     def _retry_after(self, excess: int) -> int:
-        """Estimate the seconds until one submission and `excess` bytes have left the queue."""
+        """Estimate the seconds until one request and `excess` bytes have left the queue."""
         (since, _), *left = self._left
         if not left:
             return _DEFAULT_RETRY

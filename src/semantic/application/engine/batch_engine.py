@@ -1,7 +1,4 @@
-"""BlockPoolBatchEngine: continuous batching of many agents' requests over one pool of blocks. The
-scheduler decides which request runs when, the pool counts blocks, the backend computes, and the
-prefix store saves and restores caches. Knows nothing about frameworks, transports or chat
-formats."""
+"""BlockPoolBatchEngine: continuous batching of many agents' requests over one block pool."""
 
 from __future__ import annotations
 
@@ -40,16 +37,15 @@ from semantic.ports.generation import BatchBackend, Clock, EngineEvent, StepObse
 from semantic.ports.store import StorePort
 
 _LOAD_WAIT = 0.02
-"""Seconds that a step waits for a load to finish if it has nothing else to do."""
+"""Seconds that a step without other work waits for a load."""
 
 
 class BlockPoolBatchEngine:
     """Batched generation with every agent's KV cache in blocks of one pool.
 
-    Implements `GenerationEnginePort`. A request gets the same answer alone and in any batch, with
-    and without a cache, and after a preemption. If the pool is full, the engine evicts idle caches,
-    then preempts the youngest running request, which it computes again later. Before any work, it
-    refuses a request that does not fit into an empty pool.
+    A request gets the same answer alone and in any batch, with and without a cache. In a full pool,
+    the engine evicts idle caches, then preempts the youngest request. Implements
+    `GenerationEnginePort`.
 
     Example:
         >>> model, tokenizer = semantic.load()
@@ -73,9 +69,9 @@ class BlockPoolBatchEngine:
         clock: Clock = time.perf_counter,
         model_name: str = "",
     ) -> None:
-        """At most `max_batch` requests run together. Idle caches stay in the pool until eviction; a
-        `store`, if given, keeps them longer and records `model_name` with each agent. Raises
-        InvalidRequestError if model, spec and pool do not describe the same cache."""
+        """At most `max_batch` requests run together. A `store` keeps caches after their eviction
+        from the pool. Raises InvalidRequestError if model, spec and pool do not describe the same
+        cache."""
         if model.cache_spec() != spec or pool.spec != spec:
             raise InvalidRequestError("model, spec and pool must describe the same cache")
         if max_batch < 1:
@@ -126,7 +122,7 @@ class BlockPoolBatchEngine:
         )
 
     def enqueue(self, submission: Submission) -> str:
-        """Submit a request like `submit`, with all arguments in `submission`."""
+        """Submit a request, like `submit`."""
         # Without the lock: encoding a long text takes a while and does not affect other requests.
         self._validator.check(submission)
         cached = self._agents.recall(submission.agent_id, submission.tenant)
@@ -141,8 +137,8 @@ class BlockPoolBatchEngine:
             return request.uid
 
     def expect(self, agent_id: str, seconds: float, *, tenant: str = "") -> None:
-        """Expect the agent's next request in `seconds`. Until then, the engine evicts other idle
-        caches before the agent's cache, and reads the stored cache ahead if the pool lacks it."""
+        """Expect the agent's next request in `seconds`. Until then, the engine prefers to evict
+        other idle caches."""
         with self._lock:
             self._heed(self._allocator.key(agent_id, tenant), Hints(back_in=seconds))
 
@@ -189,14 +185,13 @@ class BlockPoolBatchEngine:
     def share(
         self, others_work: Callable[[], bool], numbers: Iterator[int], *, by_tenants: bool
     ) -> None:
-        """Share the thread with other engines. Chunks are short while `others_work` returns True.
-        `numbers` yields the numbers of requests for all engines. With `by_tenants`, no tenant may
-        fill the batch."""
+        """Share the thread with other engines. Chunks are short while `others_work` returns
+        True. With `by_tenants`, no tenant may fill the batch."""
         self._others_work, self._numbers = others_work, numbers
         self._scheduler.is_shared = by_tenants
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Let `guard` limit chunks and batch; admit requests only while the guard has memory."""
+        """Let `guard` limit chunks, batch and new requests."""
         self._scheduler.keep_within(guard)
         if self._prefixes is not None:
             self._prefixes.keep_within(guard.max_bytes)
@@ -215,7 +210,7 @@ class BlockPoolBatchEngine:
 
     @property
     def waiting(self) -> frozenset[str]:
-        """The uids of requests without blocks: new and preempted requests."""
+        """The uids of requests without blocks, new or preempted."""
         return self._scheduler.waiting.uids
 
     @property
@@ -229,8 +224,8 @@ class BlockPoolBatchEngine:
         return self._idle
 
     def caches_of(self, tenant: str, names: Collection[str] | None = None) -> list[AgentBlocks]:
-        """Return the idle caches of a tenant's agents (with `names`, only of these agents). Callers
-        must not change the caches."""
+        """Return the idle caches of a tenant's agents, or of the agents `names`. Callers must not
+        change them."""
         if names is None:
             keys = [key for key in self._idle.lru_order() if key.tenant == tenant]
         else:
@@ -248,9 +243,8 @@ class BlockPoolBatchEngine:
         return Counter() if self._prefixes is None else self._prefixes.restored_bytes
 
     def evict_idle(self, n_bytes: int, room: int = sys.maxsize) -> bool:
-        """Evict `n_bytes` of idle caches if this returns memory to the system; return whether
-        memory was freed. A backend that keeps the memory of freed blocks must first move the other
-        blocks, using at most `room` bytes."""
+        """Evict `n_bytes` of idle caches; return whether this returned memory to the system. May
+        use `room` bytes for it."""
         moves = not self._model.returns_memory
         with self._lock:
             least = self.pool.used_bytes - n_bytes
@@ -262,17 +256,16 @@ class BlockPoolBatchEngine:
         return self._model.return_memory(room) if moves else evicted
 
     def forget(self, agent_id: str, *, tenant: str = "") -> bool:
-        """Drop an agent's idle cache and its manifest. Returns False if the agent has neither. The
-        agent's running requests continue."""
+        """Drop an agent's idle cache and its manifest. Returns False if it has neither."""
         return self._agents.forget(agent_id, tenant)
 
     def fork(self, agent_id: str, new_agent_id: str, *, tenant: str = "") -> None:
-        """Share the cached blocks of `agent_id` with a new agent, without copying a block. Raises
-        InvalidRequestError if `agent_id` is unknown or `new_agent_id` exists."""
+        """Share the cached blocks of `agent_id` with a new agent. Raises InvalidRequestError if
+        `agent_id` is unknown or `new_agent_id` exists."""
         self._agents.fork(agent_id, new_agent_id, tenant)
 
     def manifest(self, agent_id: str, *, tenant: str = "") -> Manifest | None:
-        """Return the manifest of the agent's last turn; None if the store has no manifest."""
+        """Return the agent's newest manifest, or None."""
         return self._agents.manifest(agent_id, tenant)
 
     def make_public(self, tokens: Sequence[int]) -> None:
@@ -281,12 +274,12 @@ class BlockPoolBatchEngine:
             self._prefixes.make_public(tokens)
 
     def flush(self) -> None:
-        """Wait until all data saved so far is as durable as the store can make it."""
+        """Wait until all data saved so far is durable."""
         if self._prefixes is not None:
             self._prefixes.flush()
 
     def close(self, *, keep_store: bool = False) -> None:
-        """End the engine; flush and close the store, unless another engine keeps using it."""
+        """End the engine. Also closes the store unless `keep_store`."""
         if self._ahead is not None:
             self._ahead.close()
         if self._prefixes is not None:
@@ -304,7 +297,6 @@ class BlockPoolBatchEngine:
             self._ahead.expect(key, hints.back_in)
 
     def _read_ahead(self, request: Request) -> None:
-        """Record that the request's agent is back; read ahead for a request that waits."""
         if self._ahead is None or self._prefixes is None:
             return
         key = self._allocator.key(request.agent_id, request.tenant)
@@ -328,7 +320,6 @@ class BlockPoolBatchEngine:
         return [self._complete(request, "error", error=reason)]
 
     def _open_admitted(self) -> list[EngineEvent]:
-        """Open the sequences of newly admitted requests: allocate memory for their blocks."""
         events: list[EngineEvent] = []
         for request in self._scheduler.in_phase(Phase.PREFILL):
             if request.sequence is None:
@@ -338,7 +329,7 @@ class BlockPoolBatchEngine:
         return events
 
     def _finish_loads(self) -> list[EngineEvent]:
-        """Continue requests whose load is complete; wait for a load if nothing else can run."""
+        """Continue requests after their loads. Waits if nothing else can run."""
         loading = self._scheduler.in_phase(Phase.LOAD)
         if loading and len(loading) == self.n_running:
             self._sequences.wait_for_load(loading, _LOAD_WAIT)
@@ -349,7 +340,6 @@ class BlockPoolBatchEngine:
         return events
 
     def _prefill(self, step: Step) -> list[EngineEvent]:
-        """Compute prompt chunks, up to the step's budget."""
         events: list[EngineEvent] = []
         while chunks := self._scheduler.next_pass(step, self._sequences):
             events += self._compute(step, chunks)
@@ -373,7 +363,7 @@ class BlockPoolBatchEngine:
         return events
 
     def _reserve(self, requests: Iterable[Request]) -> list[EngineEvent]:
-        """Reserve room for one more token of each request, which may preempt other requests."""
+        """Allocate blocks for one more token of each request. May preempt other requests."""
         events: list[EngineEvent] = []
 
         def preempt(one: Request) -> None:
@@ -391,7 +381,6 @@ class BlockPoolBatchEngine:
         return [*events, PrefillEvent(request.uid, request.agent_id, 0, request.n_tokens - 1)]
 
     def _decode(self) -> list[EngineEvent]:
-        """Decode one token for each decoding request."""
         decoding = self._scheduler.in_phase(Phase.DECODE)
         if not decoding:
             return []
@@ -413,7 +402,6 @@ class BlockPoolBatchEngine:
         return events
 
     def _force(self, request: Request) -> list[EngineEvent]:
-        """Append the request's forced tokens in place of the token that is being decoded."""
         try:
             taken = request.take_forced(self._sequences.pause(request))
         except BackendError as error:
@@ -421,7 +409,6 @@ class BlockPoolBatchEngine:
         return [event for one in taken for event in self._taken(request, *one)]
 
     def _resume(self, request: Request) -> list[EngineEvent]:
-        """Continue decoding after forced tokens; reserve blocks for these tokens if necessary."""
         events = self._reserve([request])
         if request.phase is Phase.DECODE:
             events += self._try(self._sequences.resume, request)
@@ -435,7 +422,6 @@ class BlockPoolBatchEngine:
     # Ends
 
     def _finish(self, request: Request, reason: FinishReason) -> CompletedGeneration:
-        """Finish a request; its sequence becomes its agent's idle cache, unless `keep` is false."""
         if reason == "cancelled":
             request.end_text()
         with self._lock:
@@ -456,8 +442,8 @@ class BlockPoolBatchEngine:
         return []
 
     def _fail(self, request: Request, reason: str) -> CompletedGeneration:
-        """End a request whose computation failed, and free its cache, which may be incomplete. If
-        the model computed NaN or infinite values, also drop the request's stored blocks."""
+        # The request's cache may be incomplete. With NaN or infinite values, its stored blocks go
+        # too.
         with self._lock:
             if reason == NOT_FINITE:
                 self._sequences.discard(request)

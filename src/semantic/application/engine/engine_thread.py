@@ -1,6 +1,7 @@
-"""EngineThread: builds an engine, steps it, rebuilds it and closes it, always on the same thread.
-Submissions go into an inbox, so callers do not wait for a step; events go to listeners. Knows
-engines and threads; knows nothing about event loops, transports or model formats."""
+"""EngineThread: runs an engine on one thread, from loading the model to saving its agents.
+
+Callers do not wait for a step: submissions go into a queue, and events to listeners.
+"""
 
 from __future__ import annotations
 
@@ -34,30 +35,27 @@ from semantic.ports.serving import EngineFigures, EngineState
 T = TypeVar("T")
 
 _RETRY_AFTER = 5
-"""Retry-After in seconds, while the model loads, memory is short or the process is ending."""
+"""Retry-After, in seconds, while the engine cannot accept requests."""
 _NO_MEMORY = "the process has reached its memory limit; running requests must finish first"
 
 _SUBMISSIONS_PER_STEP, _ACCEPT_SECONDS = 16, 0.02
-"""The most submissions, and the most seconds, to accept per step. Accepting a submission searches
-the store and competes with the threads that prepare prompts, which delays running requests."""
+"""The most submissions, and the most seconds, to accept per step."""
 
 
 def _ignore(_: object) -> None:
-    """Do nothing: a listener, or an `on_failure`, that ignores its argument."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """The order to stop the thread. Running requests may finish until `deadline`; None sets no
-    limit."""
+    """The order to stop. Running requests may finish until `deadline`; None sets no limit."""
 
     deadline: float | None
 
 
 class EngineThread:
-    """Runs one engine on a loop's thread, from loading the model to saving every agent. Methods are
-    thread-safe and, except `stop`, return at once. An exception in a step fails the engine's
-    requests; the thread then builds another engine around the same store, and keeps the inbox."""
+    """Runs one engine. Methods are thread-safe and, except `stop`, return at once. After an
+    exception in a step, builds another engine around the same store."""
 
     def __init__(
         self,
@@ -70,11 +68,8 @@ class EngineThread:
         clock: Clock = time.monotonic,
         on_failure: Callable[[Exception], None] = _ignore,
     ) -> None:
-        """The thread calls `build`, `rebuild` and `on_failure`. Other engines step between two
-        slices of `build`. `rebuild` makes an engine around the failed engine's store. `on_failure`
-        receives each unexpected exception of the engine or a listener; the thread drops the
-        exception's traceback after the call. Other engines may share `loop`; with `keep_store` the
-        store stays open when the thread ends."""
+        """The thread calls `build`, `rebuild` and `on_failure`. `rebuild` makes an engine around
+        a failed engine's store."""
         self.ready: Future[None] = Future()
         self._build = build
         self._rebuild = rebuild
@@ -107,8 +102,8 @@ class EngineThread:
     # Life
 
     def start(self) -> None:
-        """Start to build the engine; call `start` once. The future `ready` ends when the engine is
-        built, or gets the exception of `build`."""
+        """Start to build the engine; call this once. The future `ready` ends when the engine is
+        built."""
         self.ready.set_running_or_notify_cancel()  # one waiter must not cancel it for others
         self._is_started = True
         self._loop.add(self)
@@ -123,10 +118,9 @@ class EngineThread:
         return self._reason
 
     def stop(self, *, drain: bool = True, timeout: float | None = None) -> bool:
-        """Refuse submissions, finish or cancel accepted requests, save every agent, then return
-        whether the thread has ended. With `drain`, requests may finish within `timeout` seconds;
-        after that, or without `drain`, the thread cancels the requests and saves their tokens. A
-        second call cancels the requests at once; then both calls return."""
+        """Refuse new requests, end the others and save every agent; return whether the thread has
+        ended. With `drain`, requests may finish within `timeout` seconds. A second call cancels
+        them at once."""
         with self._changed:
             again = self._stop is not None
             seconds = timeout if drain and not again else 0.0
@@ -144,9 +138,8 @@ class EngineThread:
     # Submissions
 
     def submit(self, submission: Submission, listener: Listener) -> RequestHandle:
-        """Queue `submission`, which the engine validates before its next step (see `accepted`).
-        Raises OverloadedError if the queue is full, memory is short, the model is loading or the
-        thread is stopping. Raises BackendError if the engine has failed for good."""
+        """Queue a request for the next step. Raises OverloadedError, and BackendError if the
+        engine has failed for good."""
         handle = RequestHandle(submission, listener)
         with self._changed:
             if not self._state.accepts_submissions or self._admission is None:
@@ -159,7 +152,7 @@ class EngineThread:
         return handle
 
     def cancel(self, handle: RequestHandle) -> None:
-        """Cancel a request within one step. Does nothing for a finished request."""
+        """Cancel a request within one step."""
         if handle.accepted.cancel():
             if self._admission is not None:
                 self._admission.leave(handle)
@@ -169,8 +162,8 @@ class EngineThread:
             self._changed.notify_all()
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
-        """Call `function` with the engine on the thread, between two steps. Return the future of
-        its result or exception. Raises the same errors as `submit` once the thread has ended."""
+        """Call `function` with the engine, between two steps; return the future of its result.
+        Raises the same errors as `submit` once the thread has ended."""
         call, result = engine_call(function)
         with self._changed:
             if self._state.is_over:
@@ -225,7 +218,7 @@ class EngineThread:
         return self._engine is not None and self._engine.evict_idle(n_bytes, room)
 
     def _advance(self) -> bool:
-        """Run a slice of building or a step; return False if the engine must stop."""
+        """Do one slice of work; return False if the engine must stop."""
         engine = self._engine
         if engine is None:
             return self._build_on()
@@ -282,8 +275,7 @@ class EngineThread:
             self._state = state if self._stop is None else EngineState.STOPPING
 
     def _iterate(self, engine: BlockPoolBatchEngine) -> Failure | None:
-        """Empty the queues and run one step; return the exception that broke the engine, or None.
-        During the call the queues can only grow, since only this thread removes items from them."""
+        """Run one step; return the exception that broke the engine, or None."""
         for _ in range(len(self._calls)):
             self._calls.popleft().run(engine)
         self._cancel_overdue(engine)
@@ -308,8 +300,7 @@ class EngineThread:
         return None
 
     def _accept(self, engine: BlockPoolBatchEngine, handle: RequestHandle) -> Failure | None:
-        """Submit to the engine. Returns the exception that broke the engine; None if the engine
-        accepted or refused the submission."""
+        """Submit to the engine; return the exception that broke it, or None."""
         if not handle.accepted.set_running_or_notify_cancel():
             self._dequeue(handle)
             return None
@@ -324,7 +315,6 @@ class EngineThread:
         return None
 
     def _notify_all(self, engine: BlockPoolBatchEngine, events: Sequence[EngineEvent]) -> None:
-        """Call each listener once, with the events of its request in this step."""
         by_request: dict[str, list[EngineEvent]] = {}
         for event in events:
             by_request.setdefault(event.uid, []).append(event)
@@ -346,8 +336,7 @@ class EngineThread:
         return outcome is None
 
     def _update_queue(self, engine: BlockPoolBatchEngine) -> None:
-        """Remove requests from the admission queue once they hold blocks or have finished.
-        Preempted requests do not return to the queue."""
+        # Preempted requests do not return to the queue.
         waiting = engine.waiting
         for uid in [uid for uid in self._never_ran if uid not in waiting]:
             self._dequeue(self._never_ran.pop(uid))
@@ -362,8 +351,7 @@ class EngineThread:
     # Failing and ending, on the thread
 
     def _rebuilt(self, broken: BlockPoolBatchEngine, failure: Failure) -> BlockPoolBatchEngine:
-        """Fail the broken engine's requests and build another engine around the same store. Raises
-        BackendError if the build fails."""
+        """Build another engine around the same store. Raises BackendError if the build fails."""
         self._set_state(EngineState.REBUILDING)
         self._report(failure)
         failure.drop_frames()  # frames refer to the broken engine and its caches
@@ -406,7 +394,6 @@ class EngineThread:
                 handle.accepted.set_exception(self._refusal())
 
     def _shut_down(self, outcome: Failure | None) -> None:
-        """Close the engine and fail every pending future."""
         engine = self._engine
         failures = [] if outcome is None else [outcome]
         if engine is not None:

@@ -1,5 +1,4 @@
-"""FairQueue: the queue of requests that wait for blocks, fair between tenants and agents. Knows
-requests; knows nothing about pools, backends or clocks."""
+"""FairQueue: the queue of requests that wait for blocks, fair between tenants and agents."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ from typing import TypeAlias
 from semantic.application.request import Request
 
 _MAX_PASSED = 8
-"""The number of requests that may overtake the first request while it does not fit."""
+"""The most requests that may overtake a request that does not fit."""
 _MAX_TRIED = 8
 """The most requests to try per admission, since each try searches the idle caches."""
 _PER_PRIORITY = 256
-"""The admissions that one level of priority is worth: more than a queue usually holds, so that a
-higher priority goes first, but few enough that a lower priority does not wait forever."""
+"""The admissions that one level of priority is worth. A lower priority thus does not wait
+forever."""
 
 
 _PREEMPTED, _PASSED, _IN_ORDER = range(3)
@@ -28,19 +27,14 @@ _turn, _without_place = attrgetter("turn"), itemgetter(0, 1)
 
 
 _Entry: TypeAlias = tuple[int, int, int, str]
-"""An agent's place in its tenant's order: its turn (the time of its last service or of its arrival,
-minus its first request's `lead`), the same time without `lead`, the number of that request, and the
-agent's name. Numbers are unique."""
+"""The sort key of an agent."""
 _TenantEntry: TypeAlias = tuple[int, int, int, str]
-"""A tenant's place in the order of tenants: the time of its last service or of its arrival, the
-same time for its first agent, the number of that agent's first request, and the tenant's name.
-Priority has no effect between tenants."""
+"""The sort key of a tenant, without priorities."""
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A request in the queue. `arrived` is the number of requests admitted before it arrived,
-    `passed` the number of requests that overtook it."""
+    """A request in the queue. `passed` is the number of requests that overtook it."""
 
     request: Request
     arrived: int
@@ -54,14 +48,12 @@ class _Place:
 
     @property
     def turn(self) -> tuple[int, int]:
-        """The sort key of the request among its agent's requests."""
         return self.arrived - self.lead, self.request.number
 
 
 @dataclass(slots=True)
 class _Agent:
-    """An agent in the queue. `places` are its requests that were neither preempted nor overtaken
-    too often, sorted by `turn`; `n_waiting` counts all its waiting requests."""
+    # `places` leaves out requests that were preempted or overtaken too often.
 
     served: int = 0
     n_waiting: int = 0
@@ -71,8 +63,8 @@ class _Agent:
 
 @dataclass(slots=True)
 class _Tenant:
-    """A tenant: `agents` have waiting requests, `order` lists the agents with `places`, next agent
-    first. `arrivals` has each waiting request's number and arrival, sorted by number."""
+    # `order` lists the agents with `places`, next agent first. `arrivals` has each request's number
+    # and arrival.
 
     served: int = 0
     agents: dict[str, _Agent] = field(default_factory=dict)
@@ -82,23 +74,18 @@ class _Tenant:
 
     @property
     def since(self) -> int:
-        """The time of the tenant's last service, or of its arrival if the arrival is later."""
+        """The time of the tenant's last service, or of its arrival if that is later."""
         return max(self.served, self.arrivals[0][1])
 
 
 class FairQueue:
     """Waiting requests, in this order:
 
-    1. preempted requests, in order of arrival, so that all begun requests finish;
-    2. requests that did not fit, and that others overtook too often;
-    3. by tenant: fewest running requests, then least recently served; within a tenant by agent:
-       fewest running requests, then priority, then least recently served; of one agent by
-       priority, then in order of arrival.
+    1. preempted requests, in order of arrival;
+    2. requests that others have overtaken too often;
+    3. requests of the tenant, then the agent, with the fewest running requests.
 
-    No request overtakes a request of kind 1 or 2 that does not fit. A new tenant or agent counts as
-    served just before its arrival, so that a stream of new tenants cannot starve others; a higher
-    priority goes first only for some hundred admissions. The time of a call grows with the running
-    requests and the logarithm of the number of waiting requests.
+    Among equals, the least recently served goes first. Priority orders only one tenant's requests.
     """
 
     def __init__(self) -> None:
@@ -132,7 +119,7 @@ class FairQueue:
         self._leave(self._places[request.uid])
 
     def first(self, running: Sequence[Request]) -> Request:
-        """Return the first request while `running` requests run. The queue must not be empty."""
+        """Return the first request. The queue must not be empty."""
         return next(self._in_order(running)).request
 
     def take(
@@ -141,8 +128,8 @@ class FairQueue:
         admit: Callable[[Request], bool],
         may_run: Callable[[str], bool] = lambda _: True,
     ) -> Request | None:
-        """Remove and return the first request that `admit` accepts; None if it accepts no request.
-        For a request that is not preempted, `may_run` must accept the tenant too."""
+        """Remove and return the first request that `admit` accepts, or None. `may_run` must accept
+        its tenant, unless the request is preempted."""
         tried: list[_Place] = []
         for place in islice(self._in_order(running), _MAX_TRIED):
             if place.rank != _PREEMPTED and not may_run(place.request.tenant):
@@ -161,7 +148,7 @@ class FairQueue:
     # The next request of each agent, in order
 
     def _in_order(self, running: Sequence[Request]) -> Iterator[_Place]:
-        """Yield requests in order, lazily: callers try a few. Callers must not change the queue."""
+        """Yield requests in order, lazily. Callers must not change the queue."""
         agents = Counter((request.tenant, request.agent_id) for request in running)
         tenants = Counter(request.tenant for request in running)
         yield from (place for _, _, place in self._early)
@@ -189,8 +176,7 @@ class FairQueue:
     def _of_busy_tenant(
         self, name: str, n_running: int, agents: Counter[tuple[str, str]]
     ) -> Iterator[tuple[int, int, int, int, int, str, str]]:
-        """Yield the sort keys of one tenant's agents, in order. The tenant has running requests. In
-        a key, the values to compare across tenants come before the names."""
+        # In a key, the values to compare across tenants come before the names.
         tenant = self._tenants.get(name)
         if tenant is None:
             return
@@ -211,7 +197,6 @@ class FairQueue:
     # Changes
 
     def _pass(self, place: _Place) -> None:
-        """Record that another request overtakes this one."""
         place.passed += 1
         if place.passed >= _MAX_PASSED:
             self._step_out(place)
@@ -220,7 +205,6 @@ class FairQueue:
             self._sort(place.request)
 
     def _leave(self, place: _Place, served: int | None = None) -> None:
-        """Remove a request. Forget its agent or tenant if no other request is left."""
         request = place.request
         del self._places[request.uid]
         self._step_out(place)
@@ -254,7 +238,6 @@ class FairQueue:
             del places[bisect_left(places, place.turn, key=_turn)]
 
     def _sort(self, request: Request) -> None:
-        """Sort the request's agent and tenant again, after a change of the agent's places."""
         name, tenant = request.tenant, self._tenants[request.tenant]
         agent = tenant.agents[request.agent_id]
         if agent.entry is not None:

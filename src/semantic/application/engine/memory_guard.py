@@ -1,6 +1,7 @@
-"""MemoryGuard: keeps the process within its memory limit by freeing memory in a fixed order. Knows
-the memory in use, the parts to free and the sizes to narrow, but no engines or stores. StepMemory
-learns how much memory a pass over prompt tokens needs temporarily."""
+"""MemoryGuard: keeps the process within its memory limit by freeing caches in a fixed order.
+
+StepMemory predicts the temporary memory of a pass over prompt tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +17,25 @@ from semantic.ports.serving import MemoryFigures
 _INTERVAL = 0.25
 """Seconds between two measurements."""
 _PARTS = 16
-"""The number of equal parts of the limit. One part stays free; freeing memory continues until two
-parts are free."""
+"""The number of equal parts of the limit, of which one stays free."""
 _CALM = 60.0
-"""Seconds without memory pressure after which a report says that the pressure is over."""
+"""Seconds without pressure after which a report says that it is over."""
 _FORGET = 0.98
-"""The factor for the largest rise between two measurements, applied at each measurement: it halves
-the rise in about 9 s. The guard keeps this rise free."""
+"""The factor for the largest rise at each measurement, which halves it in about 9 s."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 64.0
-"""Seconds for which memory must suffice before the guard widens a size by one step. The time
-doubles whenever the guard must narrow the size again within twice the time."""
+"""Seconds for which memory must suffice before a size doubles."""
 _LASTING = ("chunks", "batch", "requests")
-"""The measures that last until the guard reverses them; all others happen once."""
+"""The measures that last until the guard reverses them."""
 _GIB = 1 << 30
 
 Free = Callable[[int], bool]
-"""A function that frees the given bytes as far as possible. Returns False if that frees nothing."""
+"""Frees the given bytes as far as possible; returns False if that frees nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Access to the process's memory for the guard; all functions run on the framework's thread.
-    `in_use` returns the process's bytes by the system's count. `give_back` returns the framework's
-    unused memory to the system, and `kept` counts these bytes. `spare` returns the bytes that the
-    system can still provide: below 0 if it needs memory back, None if unknown."""
+    """The process's memory. `kept` counts the framework's unused bytes, which `give_back`
+    returns to the system. `spare` is the bytes that the system has left."""
 
     in_use: Callable[[], int]
     give_back: Callable[[], None]
@@ -48,7 +44,7 @@ class Memory:
 
 
 class Narrowing:
-    """A size that the guard can halve up to `most` times, and has halved `times` times."""
+    """A size that the guard can halve up to `most` times."""
 
     def __init__(self, name: str, most: int) -> None:
         self.name = name
@@ -61,7 +57,7 @@ class Narrowing:
 
 
 class MemoryGuard:
-    """While almost all of `max_bytes` is in use, frees caches, then narrows chunks and batch; a
+    """Frees caches while almost all of `max_bytes` is in use, then narrows chunks and batch. A
     running request keeps its memory. For one thread only, except `is_exceeded` and `figures`."""
 
     def __init__(
@@ -73,8 +69,8 @@ class MemoryGuard:
         report: Callable[[str], None],
         most: int | None = None,
     ) -> None:
-        """Calls `report` with a line of text when pressure begins, requires a further measure, or
-        ends. `most` is the highest limit in bytes that `limit` accepts later."""
+        """`report` receives lines of text about memory pressure. `most` is the highest limit, in
+        bytes, that `limit` accepts."""
         self.max_bytes = self._first = max_bytes
         self._most = most
         self._rise = 0.0
@@ -84,9 +80,9 @@ class MemoryGuard:
         self._report = report
         self._order: list[tuple[str, Free]] = []
         self.chunks = Narrowing("chunks", 7)
-        """The narrowing of the prompt tokens in one chunk."""
+        """Limits the prompt tokens in one chunk."""
         self.batch = Narrowing("batch", 5)
-        """The narrowing of the number of requests that may run."""
+        """Limits the requests that may run."""
         self._next = clock()
         self._calm_at: float | None = None  # while there is pressure: when it will be over
         self._widen_at = clock()
@@ -99,25 +95,24 @@ class MemoryGuard:
         self.on_limit: Callable[[int], None] = lambda _: None
         self._limit = max_bytes  # what the process may have now
         self.is_exceeded = False
-        """True if freeing all caches was not enough: no more requests should begin."""
+        """True if no more requests should begin."""
 
     def measure_by(self, memory: Memory) -> None:
         self._memory = memory
 
     def add(self, name: str, free: Free) -> None:
-        """Register `free` under `name`; the guard calls it after the functions added earlier."""
+        """Register `free` under `name`, after the functions added earlier."""
         self._order.append((name, free))
 
     def lacks_room(self) -> int | None:
-        """Return the bytes in use if they leave no memory for a first request, else None."""
+        """Return the bytes in use if there is no memory for a first request, else None."""
         used = self._memory.in_use()
         self._least = used + 2 * used // (_PARTS - 2)
         return used if used > self.max_bytes - self._part else None
 
     def limit(self, n_bytes: int | None) -> None:
-        """Set the limit to `n_bytes` (None: to the first limit). The next `check` then measures at
-        once and frees the excess. Raises InvalidRequestError if the process needs more even without
-        requests, or if the machine has less memory."""
+        """Set the limit to `n_bytes`; None means the first limit. Raises InvalidRequestError if the
+        process needs more, or the machine has less."""
         wanted = self._first if n_bytes is None else n_bytes
         given = f"{wanted / _GIB:.3g} GiB"
         if wanted < self._least:
@@ -135,8 +130,7 @@ class MemoryGuard:
         self._say(self._last, "this is the new limit")
 
     def check(self) -> None:
-        """Measure the memory at the set interval. Free as much of each cache as needed, in order;
-        if this is not enough, narrow the chunks, then the batch."""
+        """Measure the memory at a fixed interval, and free caches if necessary."""
         now = self._clock()
         if now < self._next:
             return
@@ -162,12 +156,11 @@ class MemoryGuard:
         self._tell(now, used, taken)
 
     def left(self) -> int:
-        """Return the bytes that the process may use in addition to the bytes in use."""
+        """Return the bytes below the limit that are free."""
         return max(0, self._limit - self._memory.in_use())
 
     def room(self, n_bytes: int) -> int:
-        """Return the part of `n_bytes` that the caller may use temporarily; free caches as needed.
-        Half of the reserve stays free for code that does not call `room` first."""
+        """Return how many of `n_bytes` the caller may use temporarily. Frees caches as needed."""
         most = self._limit - self._part // 2
         if n_bytes <= self._part // 4:
             return n_bytes
@@ -199,13 +192,11 @@ class MemoryGuard:
         return self.max_bytes // _PARTS
 
     def _reserve(self, used: int) -> int:
-        """Return the bytes to keep free: a fixed part, and the bytes that a step may need."""
         self._rise = max(used - self._last, self._rise * _FORGET)
         return self._part + min(int(self._rise), self.max_bytes // 2)
 
     def _give_up(self, used: int, target: int, names: list[str]) -> int:
-        """Free caches in order until at most `target` bytes are in use, and add the freed caches'
-        names to `names`. Returns the bytes then in use."""
+        """Free caches until at most `target` bytes are in use; return the bytes in use."""
         before, used = used, self._after()
         if used < before:
             names.append("buffers")
@@ -222,8 +213,7 @@ class MemoryGuard:
         return self._memory.in_use()
 
     def _narrow(self, now: float, names: list[str]) -> None:
-        """Halve the chunks, or the batch if the chunks cannot shrink. Above the limit, halve all
-        sizes as often as possible."""
+        """Halve the size of chunks, or else the number of running requests."""
         before = self.chunks.times, self.batch.times
         for one in (self.chunks, self.batch):
             if one.times < one.most:
@@ -238,8 +228,7 @@ class MemoryGuard:
         self._widen_at = now + self._pause
 
     def _widen(self, now: float) -> None:
-        """Double the batch, or the chunks if the batch has its full size, after memory has sufficed
-        for some seconds."""
+        """Double the number of running requests, or else the size of chunks."""
         if now < self._widen_at:
             return
         narrowed = next((one for one in (self.batch, self.chunks) if one.times), None)
@@ -251,7 +240,6 @@ class MemoryGuard:
         self._widen_at = now + self._pause
 
     def _tell(self, now: float, used: int, taken: Sequence[str]) -> None:
-        """Report that pressure begins, requires a further measure, or is over."""
         refused = ["requests"] if self.is_exceeded and (taken or self._calm_at) else []
         new = [name for name in (*taken, *refused) if name not in self._steps]
         self._counts.update((*taken, *refused))
@@ -270,7 +258,6 @@ class MemoryGuard:
 
 
 def _words(new: Sequence[str]) -> str:
-    """Return the measures `new` in words: freed caches, narrowed sizes, refused requests."""
     narrowed = [name for name in new if name in ("chunks", "batch")]
     given_up = [name for name in new if name not in _LASTING]
     words = [f"given up: {', '.join(given_up)}"] if given_up else []
@@ -279,28 +266,22 @@ def _words(new: Sequence[str]) -> str:
 
 
 _FADE = 0.8
-"""The weight of earlier measurements against the newest measurement: the first passes have few
-tokens, and the fixed part of their memory does not grow with later, larger passes."""
+"""The weight of earlier measurements. The first passes have few tokens."""
 
 
 class _Measured(NamedTuple):
-    """The bytes per token in a pass that ended at position `context`."""
-
     per_token: float
     context: int
 
 
 class StepMemory:
-    """Predicts the memory of a pass from the bytes per token of recent passes at a similar position
-    in a prompt. At a position after all measured passes, predicts more bytes per token, in
-    proportion to the position."""
+    """Predicts the memory of a pass from recent passes at a similar position in a prompt."""
 
     def __init__(self) -> None:
         self._measured: dict[int, _Measured] = {}  # by the power of two of the context
 
     def observe(self, n_tokens: int, context: int, n_bytes: int) -> None:
-        """Record that a pass over `n_tokens`, up to position `context`, needed `n_bytes` (0 if
-        unknown)."""
+        """Record the memory of a pass over `n_tokens` up to position `context`; 0 is unknown."""
         if n_tokens < 1 or n_bytes < 1:
             return
         place = context.bit_length()
@@ -311,8 +292,7 @@ class StepMemory:
         self._measured[place] = _Measured(per_token, context)
 
     def expected(self, n_tokens: int, context: int) -> int:
-        """Return the bytes that a pass over `n_tokens`, up to position `context`, will need; 0
-        before the first measurement."""
+        """Return the bytes that a pass up to position `context` will need; 0 if unknown."""
         place = context.bit_length()
         lower = [at for at in self._measured if at <= place]
         nearest = max(lower) if lower else min(self._measured, default=None)

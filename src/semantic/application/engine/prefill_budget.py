@@ -1,6 +1,4 @@
-"""PrefillBudget: sizes the chunks of chunked prefill so that running requests keep decoding. Learns
-the cost of a pass over prompt tokens (a fixed part and a part per token), and the time of a decode
-step. Knows nothing about requests or clocks."""
+"""PrefillBudget: sizes the chunks of chunked prefill so that running requests keep decoding."""
 
 from __future__ import annotations
 
@@ -13,39 +11,35 @@ from typing import NamedTuple
 from semantic.application.engine.memory_guard import Narrowing
 
 _NEW_WEIGHT = 0.5
-"""The weight of the newest measurement: chunks get slower towards the end of a long prompt, and an
-average over many measurements would lag."""
+"""The weight of the newest measurement. Chunks get slower towards the end of a long prompt, and an
+average would lag."""
 _MARGIN = 0.85
-"""The fraction of the target gap to plan for; the rest absorbs errors of the estimate."""
+"""The fraction of the target gap to plan for."""
 _FIRST_PASSES = 4
-"""The number of first passes in which a higher rate counts at once, not only in the average: the
-first chunks are too small to show the true rate."""
+"""The first passes, in which a higher rate counts at once."""
 _FIXED_SAMPLES = 8
-"""The number of recent small passes whose median is the fixed cost."""
+"""The recent small passes whose median is the fixed cost."""
 _SMALL = 16
-"""A pass of at most `largest / _SMALL` tokens shows the fixed cost if it ends its prompt."""
+"""A pass of at most `largest / _SMALL` tokens shows the fixed cost."""
 _ASSUMED_BESIDE = 0.25
-"""The assumed cost, before any measurement, of a token in one pass with another prompt's tokens, as
-a fraction of the cost of a token alone."""
+"""The first estimate for a token of another prompt, as a fraction of a token alone."""
 _FIRST_BESIDE = 3
-"""The most other prompts in the first shared pass; a later pass may have twice as many."""
+"""The most other prompts in the first shared pass."""
 _WORTH = 0.25
-"""The fraction of a pass that a shared pass must save, since it has costs of its own."""
+"""The fraction of a pass that a shared pass must save."""
 _FORGOTTEN = 0.995
-"""The factor that each pass over a single prompt applies to the learned cost of other prompts'
-tokens: if a busy device made this cost too high, the budget eventually measures the cost again."""
+"""The factor for the cost of other prompts' tokens after each pass. The budget thus measures it
+again."""
 _SIZES = tuple(size for k in range(4, 24) for size in (1 << k, 3 << (k - 1)))
-"""The sizes of chunks that do not end a prompt: only a few, so that the shapes of forward passes
-recur, because a device may need longer to plan for a new shape than to compute it."""
+"""The sizes of chunks that do not end a prompt. Few, because a device may need long to plan for a
+new shape."""
 
 SIZES_BESIDE = (2, 3, 4, 6, 8, 12, *_SIZES)
-"""Possible limits on the tokens per prompt in a pass over several prompts."""
+"""The possible tokens per prompt in a pass over several prompts."""
 
 
 class MeasuredPass(NamedTuple):
-    """A pass over `n_tokens` of one prompt and `n_beside` tokens of other prompts, padding
-    included. Up to the end of the pass, the step could compute `allowed` tokens; the prompt may
-    have had fewer."""
+    """A pass over `n_tokens` of one prompt and `n_beside` tokens of others."""
 
     n_tokens: int
     seconds: float
@@ -54,9 +48,8 @@ class MeasuredPass(NamedTuple):
 
 
 class SharedPass(NamedTuple):
-    """A pass over several prompts, at most `width` tokens of each: the first prompt, and the
-    prompts with the indices `others`. A token of a prompt in `others` costs `share` tokens of a
-    lone prompt. In total, the prompts' answers begin `gained` seconds sooner."""
+    """A pass over several prompts, at most `width` tokens of each. All answers together begin
+    `gained` seconds sooner."""
 
     width: int
     others: list[int]
@@ -65,9 +58,7 @@ class SharedPass(NamedTuple):
 
 
 class PassCost:
-    """Cost of a forward pass over prompt tokens in seconds: `fixed`, plus `1 / rate` per token.
-    Without the fixed cost (weights to read, kernels to launch), a small chunk would look like a low
-    rate, and chunks and rate would shrink together. If a pass has several prompts, a token of each
+    """The seconds of a pass over prompt tokens: `fixed`, plus `1 / rate` per token. A token of each
     further prompt costs `beside / rate`."""
 
     def __init__(self, largest: int) -> None:
@@ -83,9 +74,8 @@ class PassCost:
     def observe(
         self, n_tokens: float, seconds: float, *, limited: bool, n_beside: float = 0.0
     ) -> None:
-        """Learn from a pass over `n_tokens` of a sequence and `n_beside` other tokens;
-        `limited` says that more tokens remained to compute. A small limited pass shows the rate,
-        not the fixed cost, because chunks also become small on a slow device."""
+        """Learn from a pass over `n_tokens` of a sequence and `n_beside` other tokens. `limited`
+        says that more tokens remained to compute."""
         if seconds <= 0:
             return
         if n_beside and self.rate is not None:
@@ -124,11 +114,8 @@ class PassCost:
 
 
 class PrefillBudget:
-    """Sizes prefill chunks to bound the time between two tokens of a running request. `target_gap`
-    is that bound, and also limits a chunk while more requests may come; `idle_gap` limits a chunk
-    of a lone request. Both gaps are in seconds. Passes have `smallest` to `largest` tokens. Prompts
-    get at least half of their share of the device. The tokens of a pass take at least the pass's
-    fixed cost or half of the target gap, whichever is less."""
+    """Sizes prefill chunks. `target_gap` limits the time between two tokens of a running request.
+    `idle_gap` limits the chunks of a lone request. Both are in seconds."""
 
     def __init__(
         self,
@@ -145,7 +132,7 @@ class PrefillBudget:
         self._cost = PassCost(largest)
         self._decode_seconds = 0.0
         self.narrowing: Narrowing | None = None
-        """The narrowing of a pass's tokens, which are at most `largest`."""
+        """Limits a pass's tokens when memory is short."""
 
     @property
     def rate(self) -> float | None:
@@ -153,21 +140,15 @@ class PrefillBudget:
         return self._cost.rate
 
     def seconds(self, n_tokens: int) -> float | None:
-        """Return the expected seconds for `n_tokens` more prompt tokens; None before the first
-        chunk. Tokens that do not fill a pass bear only a part of its fixed cost, since the pass
-        computes other tokens too."""
+        """Return the seconds for `n_tokens` more prompt tokens; None before the first chunk."""
         rate = self._cost.rate
         return (
             None if rate is None else n_tokens / rate + self._cost.fixed * n_tokens / self.largest
         )
 
     def beside(self, chunks: Sequence[int], left: int, *, even: bool) -> SharedPass | None:
-        """Return the pass over several prompts that saves most time; None if prompts should run one
-        by one. Alone, the next pass over prompt i would have `chunks[i]` tokens, at most `left`.
-        Every shared pass includes the first prompt; with `even`, all prompts have equally many
-        tokens in the pass. A token of another prompt costs the measured share. Each other prompt
-        saves its own pass, but gains only half of that time: all prompts in a shared pass end
-        together, while prompts one by one would end halfway on average."""
+        """Return the pass over several prompts that saves most time, or None. With `even`, all
+        prompts have equally many tokens."""
         rate = self._cost.rate
         if rate is None or len(chunks) <= 1:
             return None
@@ -181,7 +162,6 @@ class PrefillBudget:
     def _shared(
         self, width: int, chunks: Sequence[int], most: int, rate: float, *, even: bool
     ) -> SharedPass:
-        """Return a pass over at most `width` tokens of each of the prompts that gain time."""
         fixed, share = self._cost.fixed, self._cost.beside
         slot = share * width / rate
         gains = [
@@ -209,7 +189,7 @@ class PrefillBudget:
 
     @property
     def largest(self) -> int:
-        """The most tokens that a pass may have after `narrowing`."""
+        """The most tokens of a pass now."""
         if self.narrowing is None:
             return self._largest
         return max(self._smallest, self.narrowing.of(self._largest))
@@ -217,15 +197,11 @@ class PrefillBudget:
     def tokens_left(
         self, n_prefilled: int, passes: int, *, decoding: int, prompts: int, concurrent: bool
     ) -> int:
-        """Return the number of prompt tokens, possibly 0, that one more pass of a step may have.
-        The step's `passes` passes have cost as much as `n_prefilled` tokens; `decoding` requests
-        decode in the step, and `prompts` requests have a prompt to compute. `concurrent` says that
-        more requests may come."""
+        """Return the number of prompt tokens, possibly 0, for one more pass of a step."""
         total = self._total(passes + 1, decoding, prompts, concurrent=concurrent)
         return min(total - n_prefilled, self.largest)
 
     def _total(self, passes: int, decoding: int, prompts: int, *, concurrent: bool) -> int:
-        """Return the number of prompt tokens that a step of `passes` passes may compute."""
         rate = self._cost.rate
         if rate is None:
             # Without a rate: measure it with a chunk small enough to be harmless.
@@ -241,8 +217,7 @@ class PrefillBudget:
         return max(self._smallest, min(self._largest, int(rate * seconds)))
 
     def observe(self, passes: Sequence[MeasuredPass], seconds: float, *, decoding: bool) -> None:
-        """Learn from a step with `passes` that took `seconds` in total; `decoding` says that the
-        step also decoded. Time outside passes and decoding counts for the first pass."""
+        """Learn from a step with `passes` that took `seconds`."""
         if passes:
             own = seconds - (self._decode_seconds if decoding else 0.0)
             rest = own - sum(one.seconds for one in passes)
@@ -261,6 +236,5 @@ class PrefillBudget:
 
 
 def chunk_size(limit: int) -> int:
-    """Return the size of a chunk that does not end its prompt, at most `limit` tokens: a power of
-    two, or one and a half times a power of two; `limit` itself if it is below 16."""
+    """Return the largest size in `_SIZES` up to `limit`. Below 16, return `limit`."""
     return _SIZES[bisect_right(_SIZES, limit) - 1] if limit >= _SIZES[0] else limit

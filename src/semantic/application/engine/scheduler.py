@@ -1,6 +1,4 @@
-"""Scheduler: admits requests, chooses the next requests to prefill, grows and preempts running
-requests. Knows requests with their tenants and priorities, the block allocator and a clock; knows
-nothing about the backend."""
+"""Scheduler: decides which requests run, and which prompt gets the next chunk (chunked prefill)."""
 
 from __future__ import annotations
 
@@ -22,18 +20,15 @@ from semantic.domain.fair_share import FairRoom
 from semantic.ports.generation import Clock, StepObserver
 
 _PARTS = 7
-"""In a shared batch, a tenant may use this many times the places that stay free: 28 of 32."""
+"""The part of a shared batch for one tenant: this many times the places that stay free."""
 _LONGEST_WAITING_EVERY = 4
-"""Every fourth chunk goes to the request that has waited longest, unless that request got one of
-the last three chunks. Short prompts thus cannot starve a long prompt."""
+"""Every fourth chunk goes to the request that has waited longest. Short prompts thus cannot starve
+a long one."""
 
 
 class PrefillOrder:
-    """Decides which prompt gets the next chunk: the prompt of the agent that will have computed the
-    fewest tokens when its prompt ends. A short prompt thus does not wait for a long prompt, and the
-    tokens of an agent's prompts add up until the agent has no prompt ready. Within a tenant, only
-    prompts of the highest priority and the prompt that has waited longest get chunks; priority has
-    no effect between tenants."""
+    """Decides which prompt gets the next chunk. Prefers the agent that will have computed the
+    fewest tokens at its prompt's end."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -46,9 +41,8 @@ class PrefillOrder:
     def next(
         self, requests: Sequence[Request], behind: Sequence[tuple[Request, Request | None]] = ()
     ) -> Request | None:
-        """Return the request to prefill next, out of the ready `requests`. `behind` has pairs: a
-        request that waits, and the request that it waits for. Forgets agents and requests that are
-        not in `requests`."""
+        """Return the request to prefill next. `behind` has pairs of a request and the one it
+        waits for."""
         numbers = {request.number for request in requests}
         here = {request.owner for request in requests}
         self._computed = {owner: self._computed.get(owner, 0) for owner in here}
@@ -72,25 +66,22 @@ class PrefillOrder:
         return min(self._first_of_tenants(requests), key=self._least_computed, default=None)
 
     def by_least_computed(self, requests: Sequence[Request]) -> list[Request]:
-        """Return `requests` in the order in which they get chunks. The last call of `next` must
-        have received all these requests."""
+        """Return `requests` in the order of prefill, after a call of `next` with them."""
         return sorted(requests, key=self._least_computed)
 
     def account(self, request: Request, n_tokens: int, *, same_pass: bool = False) -> None:
-        """Count a chunk of `n_tokens` for the request's agent; all chunks of a pass count as one
-        turn."""
+        """Count a chunk of `n_tokens` for the request's agent."""
         self._turn += not same_pass
         self._computed[request.owner] = self._computed.get(request.owner, 0) + n_tokens
         self._waits_since[request.owner] = self._last_turn[request.number] = self._turn
 
     def _inherit(self, leader: Request, request: Request) -> None:
-        """Raise the priority of `leader` to that of `request`, if both have one tenant."""
+        # Only within one tenant
         own = self._priority.get(leader.number)
         if own is not None and leader.tenant == request.tenant:
             self._priority[leader.number] = max(own, request.hints.priority)
 
     def _first_of_tenants(self, requests: Sequence[Request]) -> list[Request]:
-        """Return the requests that have their tenant's highest priority."""
         highest: dict[str, int] = {}
         for one in requests:
             own = self._priority[one.number]
@@ -106,16 +97,12 @@ class PrefillOrder:
 
 
 _CONCURRENT_SECONDS = 30.0
-"""The seconds for which more requests may come after two requests were active at once: agents that
-work at the same time usually send their next request within this time."""
+"""The seconds for which more requests may come after two were active at once."""
 
 
 @dataclass(slots=True)
 class Step:
-    """Measurements of one engine step, in which `decoding` requests decode. `first_token_due` says
-    that a request awaits its first token, so that the step does not prefill. `concurrent`: see
-    `RecentConcurrency`. The step's `passes` cost as much as `cost` tokens of one prompt. The next
-    pass may raise `cost` to `allowed`; `pass_started` and `beside` describe that pass."""
+    """Measurements of one engine step. Costs are in tokens of a prompt alone."""
 
     started: float
     decoding: int
@@ -130,7 +117,7 @@ class Step:
 
 
 class Chunk(NamedTuple):
-    """A request to prefill next, and the most tokens of its prompt to compute."""
+    """A request to prefill, and the most tokens to compute."""
 
     request: Request
     limit: int
@@ -147,21 +134,17 @@ class Prompts(Protocol):
         """Return whether the request may prefill; False if it waits for another request."""
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request that this request waits for, or None. The returned request becomes as
-        urgent as the waiting request, so that short prompts do not wait for a long prompt's
-        chunks."""
+        """Return the request that this one waits for, or None."""
 
     def may_join(self, request: Request) -> bool:
         """Return whether one pass can compute the rest of this prompt with other prompts."""
 
     def side_by_side(self, request: Request, limit: int) -> int:
-        """Return the number of tokens in the next chunk, at most `limit`, if other prompts can
-        share the pass; else 0."""
+        """Return the tokens of the next chunk if other prompts can share the pass; else 0."""
 
 
 class Scheduler:
-    """The waiting and running requests of one engine. Call methods that move requests between
-    waiting and running under the engine's lock."""
+    """The waiting and running requests of one engine. Not thread-safe."""
 
     def __init__(
         self, allocator: BlockAllocator, budget: PrefillBudget, clock: Clock, max_batch: int
@@ -192,7 +175,7 @@ class Scheduler:
         return [request for request in tuple(self.running) if request.phase is phase]
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Let `guard` limit chunks and batch; admit requests only while the guard has memory."""
+        """Let `guard` limit chunks, batch and new requests."""
         self._guard, self._budget.narrowing = guard, guard.chunks
 
     # Admit
@@ -203,7 +186,7 @@ class Scheduler:
         self.waiting.push(request)
 
     def admit(self) -> None:
-        """Allocate blocks to waiting requests, in fair order, while blocks are free."""
+        """Allocate blocks to waiting requests in fair order."""
         while len(self.running) < self._most_running:
             request = self.waiting.take(self.running, self._allocate, self._may_run())
             if request is None:
@@ -212,8 +195,6 @@ class Scheduler:
             self.running.append(request)
 
     def _may_run(self) -> Callable[[str], bool]:
-        """Return a function that takes a tenant and returns whether the tenant may run one more
-        request. A running request keeps its place until its answer ends."""
         room = FairRoom(self._most_running, _PARTS)
         for one in self.running if self.is_shared else ():
             room.take(one.tenant, 1)
@@ -221,7 +202,6 @@ class Scheduler:
 
     @property
     def _most_running(self) -> int:
-        """The most requests that may run; 1 if memory is short, so that requests finish."""
         if self._guard is None:
             return self._max_batch
         return 1 if self._guard.is_exceeded else self._guard.batch.of(self._max_batch)
@@ -233,8 +213,7 @@ class Scheduler:
         return self._allocator.admit(request, headroom)
 
     def stuck(self) -> Request | None:
-        """Return the first waiting request if no request runs, otherwise None. The request does not
-        fit, because code outside the engine has allocated blocks since its submission."""
+        """Return the first waiting request if no request runs, else None."""
         if self.running or not self.waiting:
             return None
         return self.waiting.first(self.running)
@@ -248,7 +227,7 @@ class Scheduler:
     # Prefill
 
     def begin_step(self, *, others: bool = False) -> Step:
-        """Begin to measure a step; `others` says that other engines wait for the step's end."""
+        """Begin to measure a step. `others` says that other engines wait for its end."""
         now = self._clock()
         decoding = self.in_phase(Phase.DECODE)
         return Step(
@@ -259,10 +238,7 @@ class Scheduler:
         )
 
     def next_pass(self, step: Step, prompts: Prompts) -> list[Chunk]:
-        """Return the chunks of a pass of chunked prefill; an empty list ends the step's prefill.
-        Several chunks share a pass only if each ends a prompt that `may_join`, or if all run side
-        by side. After a prompt is complete, the pass takes only prompts that fit entirely: a first
-        token never waits for a long chunk."""
+        """Return the chunks of the next pass; an empty list ends the step's prefill."""
         if step.first_token_due:
             return []
         prefilling = self.in_phase(Phase.PREFILL)
@@ -301,8 +277,6 @@ class Scheduler:
     def _side_by_side(
         self, step: Step, first: Request, rest: Sequence[Request], left: int, prompts: Prompts
     ) -> list[Chunk]:
-        """Return chunks of `first` and of the requests that gain from a shared pass; empty if no
-        request gains."""
         beside, even = prompts.side_by_side, not prompts.pads_chunks
         n_first = beside(first, left) if rest else 0
         if not n_first:
@@ -323,8 +297,7 @@ class Scheduler:
         return [Chunk(one, width) for one in together]
 
     def _within_memory(self, step: Step, request: Request, left: int) -> int:
-        """Return how many tokens, at most `left`, fit in memory in a pass over the prompt; 0 if the
-        pass should wait for decoding requests."""
+        # 0 if the pass should wait for decoding requests
         n_tokens = min(left, request.to_prefill)
         fitting = self._fitting(n_tokens, request.computed + n_tokens)
         if fitting == n_tokens:
@@ -333,7 +306,6 @@ class Scheduler:
         return 0 if fitting < fewest and step.decoding else max(fewest, fitting)
 
     def _fitting(self, n_tokens: int, context: int) -> int:
-        """Return how many of `n_tokens` fit in memory, in a pass up to position `context`."""
         if self._guard is None or n_tokens < 1:
             return n_tokens
         expected = self._memory.expected(n_tokens, context)
@@ -342,7 +314,6 @@ class Scheduler:
 
     @staticmethod
     def _joined(first: Chunk, joining: Sequence[Request]) -> list[Chunk]:
-        """Return `first`, then the requests in `joining` that fit into the same pass, in order."""
         chosen = [first]
         left = first.limit - first.request.to_prefill
         for request in joining:
@@ -354,7 +325,7 @@ class Scheduler:
     def prefilled(
         self, step: Step, n_tokens: Sequence[tuple[Request, int]], n_bytes: int = 0
     ) -> None:
-        """Record a pass that computed `n_tokens` and needed `n_bytes` (0 if unknown)."""
+        """Record a pass that computed `n_tokens` and needed `n_bytes` of memory, 0 if unknown."""
         longest = max((request.computed for request, _ in n_tokens), default=0)
         self._memory.observe(sum(n for _, n in n_tokens), longest, n_bytes)
         total, n_beside = sum(n for _, n in n_tokens), 0
@@ -384,15 +355,14 @@ class Scheduler:
     # Grow and preempt
 
     def full(self) -> list[Request]:
-        """Return the decoding requests without a free position for one more token, oldest first."""
+        """Return the decoding requests that lack a block for one more token, oldest first."""
         decoding = self.in_phase(Phase.DECODE)
         full = [request for request in decoding if request.n_tokens >= request.capacity]
         return sorted(full, key=lambda request: request.number)
 
     def grow(self, request: Request, close_sequence: Callable[[Request], None]) -> bool:
-        """Allocate blocks for one more token of a decoding request; preempt requests if necessary.
-        Calls `close_sequence` for each preempted request, which may be `request` itself. Returns
-        True if the request still runs and its capacity has grown."""
+        """Allocate blocks for one more token; return whether the request still runs. Calls
+        `close_sequence` for each preempted request."""
         before = request.capacity
         while request.phase is Phase.DECODE and not self._allocator.grow(request):
             victim = preemption_victim(self.running)
@@ -402,7 +372,6 @@ class Scheduler:
         return request.phase is Phase.DECODE and request.capacity > before
 
     def _preempt(self, request: Request) -> None:
-        """Free the request's blocks, and queue the request with its tokens before new requests."""
         self._allocator.release(request)
         self.running.remove(request)
         request.preempt()
@@ -411,18 +380,18 @@ class Scheduler:
 
 
 def preemption_victim(requests: Sequence[Request]) -> Request | None:
-    """Return the youngest request, so that the oldest always progresses and all requests finish."""
+    """Return the youngest request, so that the oldest always progresses."""
     return max(requests, key=lambda request: request.number, default=None)
 
 
 class RecentConcurrency:
-    """Records whether several requests were active at the same time in the last 30 s."""
+    """Records whether several requests were active in the last 30 s."""
 
     def __init__(self) -> None:
         self._until = float("-inf")
 
     def observe(self, n_requests: int, now: float) -> bool:
-        """Record `n_requests` active requests at `now` (seconds). Returns whether more may come."""
+        """Record the number of active requests; return whether more may come."""
         if n_requests > 1:
             self._until = now + _CONCURRENT_SECONDS
         return now < self._until

@@ -1,6 +1,7 @@
-"""Sequences: opens, prefills, decodes and closes the backend's sequences of running requests. A
-failure in one sequence never affects another. Knows nothing about the order of requests; knows the
-pool only through the block allocator."""
+"""Sequences: opens, prefills, decodes and closes the backend's sequences of running requests.
+
+A failure in one sequence never affects another.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +38,8 @@ class Sequences:
         self._requests: dict[SequenceId, Request] = {}
 
     def open(self, request: Request) -> None:
-        """Open an admitted request's sequence, from its cache if one exists. If its prefix is in
-        the store, threads read the prefix while the batch runs, and the request is in phase LOAD.
-        Raises BackendError."""
+        """Open an admitted request's sequence, from its cache if it has one. A request with a
+        stored prefix begins in phase LOAD. Raises BackendError."""
         sequence = self._restored(request)
         if sequence is None:
             sequence = self._model.open(request.capacity)
@@ -61,21 +61,20 @@ class Sequences:
         return self._prefixes is None or self._prefixes.is_loaded(request)
 
     def finish_load(self, request: Request) -> None:
-        """Restore the loaded prefix of a request in phase LOAD. Raises BackendError."""
+        """Restore the loaded prefix of a request. Raises BackendError."""
         if self._prefixes is not None:
             self._prefixes.finish_load(request)
         request.phase = Phase.PREFILL
         self._loads_checkpoint(request)  # a checkpoint taken while it was reading
 
     def reserve(self, request: Request) -> None:
-        """Reserve memory for the request's capacity. Raises BackendError."""
+        """Reserve memory for the request's blocks. Raises BackendError."""
         if request.sequence is not None:
             self._model.reserve(request.sequence, request.capacity)
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[Prefilled]:
-        """Compute chunks of opened requests, several chunks in one forward pass. The chunks of a
-        scored prompt have a fixed size. A request without tokens left to compute begins to decode.
-        A request loads its next blocks instead if another request has meanwhile computed them."""
+        """Compute chunks of opened requests together. A request without tokens left begins to
+        decode."""
         before = [chunk.request.computed for chunk in chunks]
         if len(chunks) > 1:
             self._compute_together(chunks)
@@ -97,8 +96,8 @@ class Sequences:
         return [(self._requests[token.sequence], token) for token in self._model.decode()]
 
     def pause(self, request: Request) -> int:
-        """Take a decoding request out of the batch, and drop its token in progress. Return the
-        number of tokens in its sequence. Raises BackendError, also for NaN or infinite values."""
+        """Take a decoding request out of the batch; return the number of tokens in its sequence.
+        Raises BackendError, also for NaN or infinite values."""
         if request.sequence is None:
             raise AssertionError("cannot decode a request that is not open")
         sampled = self._model.pause(request.sequence)
@@ -116,13 +115,13 @@ class Sequences:
         self._start(request, request.sequence)
 
     def may_prefill(self, request: Request) -> bool:
-        """Return whether to compute the request's next tokens; False while another request does."""
+        """Return whether to compute the request's next tokens."""
         if request.sequence is None:
             return False
         return self._prefixes is None or request.scoring or self._prefixes.shared.claim(request)
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request whose checkpoint this request waits for, or None."""
+        """Return the request that this one waits for, or None."""
         return None if self._prefixes is None else self._prefixes.shared.waits_for(request)
 
     def may_join(self, request: Request) -> bool:
@@ -139,17 +138,15 @@ class Sequences:
         return self._model.pads_chunks
 
     def side_by_side(self, request: Request, limit: int) -> int:
-        """Return the number of tokens in the next chunk, at most `limit`, if other prompts can
-        share the pass; else 0."""
+        """Return the tokens of the next chunk if other prompts can share the pass; else 0."""
         if request.sequence is None or request.scoring:
             return 0
         n_tokens = request.next_stop(limit, self._checkpoint_at(request)) - request.computed
         return n_tokens if self._model.side_by_side(request.sequence, n_tokens) else 0
 
     def preempt(self, request: Request) -> SampledToken | None:
-        """Close the request's sequence; with `keep`, save its blocks if a restore can use them. If
-        a restore also needs the next token, returns this token, which the caller must append;
-        otherwise None."""
+        """Close the request's sequence, and save its blocks. Returns the next token if a restore
+        needs it, else None."""
         sampled = None
         saving = self._prefixes if request.keep else None  # without `keep` it is computed again
         if saving is not None and saving.resumes(request):
@@ -173,16 +170,14 @@ class Sequences:
             return
 
     def discard(self, request: Request) -> None:
-        """Close the request's sequence and drop its stored blocks, which may contain NaN values."""
+        """Close the request's sequence, and drop its stored blocks."""
         self.close(request)
         if self._prefixes is not None:
             self._prefixes.discard(request)
 
     def extract(self, request: Request) -> AgentBlocks | None:
-        """Turn the request's sequence into an idle cache. If the sequence is empty or `keep` is
-        false, only closes the sequence and returns None. Saves the blocks to the store and, if the
-        request has generated a token, the agent's manifest. Saves no block of a sequence with NaN
-        or infinite values."""
+        """Turn the request's sequence into an idle cache, and save it. Returns None, without a
+        save, if it is empty or `keep` is off. Saves nothing with NaN or infinite values."""
         sequence = request.sequence
         if sequence is None:
             return None
@@ -253,8 +248,7 @@ class Sequences:
             self._prefixes.shared.release(request)
 
     def _compute_together(self, chunks: Sequence[Chunk]) -> None:
-        """Compute the remaining tokens in one pass. If the pass fails, compute each request alone,
-        so that only the request at fault fails."""
+        # After a failure, each request computes alone, so that only the request at fault fails.
         try:
             together = [
                 (request, request.sequence, self._next_tokens(request, limit))
@@ -270,15 +264,11 @@ class Sequences:
             self._computed(request, len(tokens))
 
     def _loads_next_blocks(self, request: Request) -> bool:
-        """Begin to load the request's next blocks, in phase LOAD, if other requests have saved
-        blocks; return whether the request is loading."""
         if request.phase is not Phase.PREFILL:
             return request.phase is Phase.LOAD
         return self._loads_checkpoint(request) or self._loads_blocks(request)
 
     def _loads_checkpoint(self, request: Request) -> bool:
-        """Begin to load all blocks up to another request's new checkpoint, if there is any; return
-        whether the request is loading."""
         prefixes = self._prefixes
         if prefixes is None or not request.to_prefill or not prefixes.has_next_checkpoint(request):
             return False
@@ -289,8 +279,6 @@ class Sequences:
         return request.phase is Phase.LOAD
 
     def _loads_blocks(self, request: Request) -> bool:
-        """Begin to load the request's next blocks, if other requests have saved blocks; return
-        whether the request is loading."""
         prefixes = self._prefixes
         if prefixes is None or not request.to_prefill or not prefixes.load_next_blocks(request):
             return False
@@ -298,7 +286,6 @@ class Sequences:
         return True
 
     def _reopen(self, request: Request) -> SequenceId:
-        """Replace the request's sequence with an empty one. Raises BackendError."""
         self.close(request)
         request.computed = request.cached_tokens = 0
         request.reuse.source = "none"
@@ -314,7 +301,6 @@ class Sequences:
         return None if self._prefixes is None else self._prefixes.shared.checkpoint_at(request)
 
     def _computed(self, request: Request, n_tokens: int) -> None:
-        """Record the computed tokens, and save the blocks that these tokens complete."""
         request.computed += n_tokens
         if n_tokens:
             self._publish(request)
@@ -328,9 +314,7 @@ class Sequences:
             return  # not saved; the request continues
 
     def _save(self, request: Request, *, ends_turn: bool = False) -> int | None:
-        """Save the request's sequence to the store. Return the number of saved tokens: 0 if saving
-        is impossible, None if the sequence holds NaN or infinite values, which the store must not
-        get."""
+        """Save the sequence; return the number of saved tokens, None for NaN or infinite values."""
         prefixes = self._prefixes
         if request.sequence is None or (prefixes is not None and prefixes.is_loading(request)):
             return 0
@@ -343,9 +327,8 @@ class Sequences:
             return 0
 
     def _save_with_next(self, prefixes: PrefixStore, request: Request) -> SampledToken | None:
-        """Save a decoding sequence and return its next token. Saves nothing and returns None if
-        that token is unknown, or may end the answer: the agent's kept cache would then have to
-        contain the token."""
+        # Saves nothing if the next token is unknown or may end the answer: the agent's cache would
+        # then have to contain it.
         if request.sequence is None:
             return None
         try:

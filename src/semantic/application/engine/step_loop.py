@@ -1,6 +1,4 @@
-"""StepLoop: runs the only thread that may use the framework, and decides which engine uses the
-thread next. Knows nothing about engines or models. The thread serves all requests, so it survives
-every exception of an engine or a listener."""
+"""StepLoop: runs several engines on the only thread that may use the framework."""
 
 from __future__ import annotations
 
@@ -28,16 +26,14 @@ E = TypeVar("E")
 
 @dataclass(frozen=True, slots=True)
 class EngineCall(Generic[E]):
-    """Work to do with the engine between two of its steps. The loop calls either `run` or `refuse`,
-    once. Neither function raises."""
+    """Work to do with the engine between two steps. The loop calls `run` or `refuse`, once."""
 
     run: Callable[[E], None]
     refuse: Callable[[SemanticError], None]
 
 
 def engine_call(function: Callable[[E], T]) -> tuple[EngineCall[E], Future[T]]:
-    """Return an `EngineCall` that calls `function`, and the future of its result; cancelling the
-    future skips the call."""
+    """Return an `EngineCall` of `function`, and the future of its result."""
     result: Future[T] = Future()
 
     def run(engine: E) -> None:
@@ -54,8 +50,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _MOST_WAIT, _FEWEST_TURNS = 0.25, 4
-"""The seconds, and the turns of other lanes, after which a waiting lane comes first. Otherwise a
-stream would stop for seconds while another model has a hundred requests."""
+"""The seconds, and the turns of others, after which a waiting lane comes first."""
 _REST = 2.0
 """Seconds that an exiting process waits for a turn to end."""
 _MORE_THAN_A_PIPE = 1 << 21
@@ -63,8 +58,7 @@ _MORE_THAN_A_PIPE = 1 << 21
 
 
 class Lane(Protocol):
-    """Work that gets turns on the loop's thread. The loop holds its condition while it reads a
-    lane's properties, but not while it calls the lane's methods."""
+    """Work that gets turns on the loop's thread."""
 
     @property
     def is_ready(self) -> bool:
@@ -72,29 +66,27 @@ class Lane(Protocol):
 
     @property
     def n_requests(self) -> int | None:
-        """The number of the lane's requests; None while the lane builds its engine."""
+        """The number of the lane's requests; None while its engine is built."""
 
     def turn(self) -> bool:
-        """Do one slice of work; return False if the lane ends for good. Raises nothing."""
+        """Do one slice of work; return False at the end. Raises nothing."""
 
     def evict_idle(self, n_bytes: int, room: int) -> bool:
-        """Evict `n_bytes` of idle caches, using at most `room` bytes of memory; return whether this
-        freed memory."""
+        """Evict `n_bytes` of idle caches; return whether this freed memory. Uses at most `room`
+        bytes."""
 
 
 class StepLoop:
-    """Runs lanes in one thread, which starts with the first lane and never ends: a thread that ends
-    needs the interpreter to release the framework's thread-local state, and a process that exits at
-    that moment would abort."""
+    """Runs lanes in one thread, which never ends."""
 
     def __init__(self, clock: Clock = time.monotonic, guard: MemoryGuard | None = None) -> None:
-        """Calls `guard.check` before each turn."""
+        """Call `guard.check` before each turn."""
         self.guard = guard
         # Guards the state that any thread may write: the lanes and their calls. Never held during a
         # turn.
         self.changed = threading.Condition()
         self.numbers = itertools.count()
-        """The numbers for all requests, in the order of arrival."""
+        """The numbers of all requests, in the order of arrival."""
         self._clock = clock
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._lanes: list[Lane] = []
@@ -102,7 +94,7 @@ class StepLoop:
         self._parking: tuple[int, int] | None = None
 
     def add(self, lane: Lane) -> None:
-        """Give turns to `lane` until the lane has no more work."""
+        """Give turns to `lane` until it ends."""
         with self.changed:
             self._lanes.append(lane)
             if self._thread.ident is None:
@@ -118,9 +110,8 @@ class StepLoop:
         return result
 
     def rest(self, seconds: float = _REST) -> bool:
-        """Block the thread for good after its turn, so that the process can exit. At exit, the
-        interpreter kills a thread that needs its lock, and the framework then aborts the process.
-        Returns False if the thread still runs after `seconds`."""
+        """Block the thread for good, so that the process can exit. Returns False on a timeout
+        after `seconds`."""
         with self.changed:
             self._parking = self._parking or os.pipe()
             self.changed.notify_all()
@@ -135,7 +126,7 @@ class StepLoop:
 
     @property
     def is_out_of_memory(self) -> bool:
-        """True if new requests must wait for memory. Callers hold the condition."""
+        """True if new requests must wait for memory."""
         if self.guard is None or not self.guard.is_exceeded:
             return False
         return any(lane.is_ready and lane.n_requests != 0 for lane in self._lanes)
@@ -160,7 +151,7 @@ class StepLoop:
         return await asyncio.wrap_future(self.call(limit))
 
     def evict_idle(self, n_bytes: int) -> bool:
-        """Call `Lane.evict_idle` of the first lane with idle caches. Only for the loop's thread."""
+        """Evict idle caches of the first lane that has them. Only for the loop's thread."""
         with self.changed:
             lanes = list(self._lanes)
         room = sys.maxsize if self.guard is None else self.guard.left()
@@ -171,7 +162,6 @@ class StepLoop:
             self._turn()
 
     def _turn(self) -> None:
-        """Wait until a lane is ready, and give it a turn."""
         with self.changed:
             while self._parking is None and not (ready := self._weights()):
                 self.changed.wait()
@@ -192,17 +182,15 @@ class StepLoop:
             del lane, ready
 
     def _weights(self) -> dict[Lane, float]:
-        """Return the ready lanes, weighted by the number of their requests. A lane that builds its
-        engine weighs as much as all other lanes, because its requests wait for the whole build."""
+        # A lane that builds its engine weighs as much as all others: its requests wait for the
+        # build.
         ready = [(one, one.n_requests) for one in self._lanes if one.is_ready]
         working = sum(max(1, n) for _, n in ready if n is not None)
         return {one: float(max(1, working if n is None else n)) for one, n in ready}
 
 
 class FairTurns(Generic[K]):
-    """Decides which key gets the next turn: the ready key with the least used time relative to its
-    weight. A key that becomes ready starts with the least used time of a ready key, so that neither
-    key must catch up. A key that has waited too long comes first, see `_MOST_WAIT`."""
+    """Decides which key gets the next turn, by used time and weight."""
 
     def __init__(self) -> None:
         self._had: dict[K, float] = {}
@@ -219,8 +207,7 @@ class FairTurns(Generic[K]):
         return min(self._had, key=self._had.__getitem__)
 
     def account(self, key: K, seconds: float, weight: float) -> None:
-        """Record that `key`, which `next` returned, has had a turn of `seconds`. The key's used
-        time grows by `seconds / weight`."""
+        """Record a turn of `seconds`."""
         self._had[key] += seconds / weight
         for one, wait in self._waits.items():
             wait.seconds += seconds
@@ -235,8 +222,6 @@ class FairTurns(Generic[K]):
 
 @dataclass(slots=True)
 class _Wait:
-    """The time and turns of other lanes since a lane became ready or had its last turn."""
-
     seconds: float = 0.0
     turns: int = 0
 
@@ -246,8 +231,6 @@ class _Wait:
 
 
 class _Call:
-    """A lane with a single turn, which calls a function."""
-
     is_ready = True
     n_requests = 0
 

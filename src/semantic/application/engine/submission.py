@@ -1,6 +1,4 @@
-"""Submission: a request for an engine thread, with a handle and a listener for events. The engine
-turns a submission into a request, or refuses it before any state changes. Knows the model's
-vocabulary and tokenizer; knows nothing about the pool."""
+"""Submission: a request before its validation by the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from semantic.domain.value_objects import CompletedGeneration, SamplingParams, T
 from semantic.ports.generation import BatchBackend, EngineEvent, Tokenizer
 
 _MAX_ALTERNATIVES = 100
-"""The most alternatives per token: alternatives of the whole vocabulary would fill the memory."""
+"""The most alternatives per token, because they take memory."""
 _MAX_NOTE = 1 << 20
 """The most characters of a note, since each turn saves it."""
 
@@ -49,8 +47,8 @@ class RequestValidator:
         self._check_cache(submission.cache)
 
     def accept(self, submission: Submission, cached: Reuse, number: int) -> Request:
-        """Return the submission as a request. If it has `append` on and no cache, its prompt
-        follows the tokens in `cached`. Raises the same errors as `GenerationEnginePort.submit`."""
+        """Return the submission as a request. Raises the same errors as
+        `GenerationEnginePort.submit`."""
         self.check(submission)
         params = self._checked(submission.sampling, submission.tenant)
         tokens = self._tokens(submission.prompt, add_special_tokens=not submission.append)
@@ -79,7 +77,6 @@ class RequestValidator:
         )
 
     def _checked(self, params: SamplingParams, tenant: str) -> SamplingParams:
-        """Return checked `params`, with `tenant` in the grammar and a seed if sampling uses one."""
         end = () if params.thinking is None else params.thinking.end_tokens
         for name, tokens in (("logit_bias", params.logit_bias), ("thinking", end)):
             for token in tokens:
@@ -147,19 +144,17 @@ def _is_sequence(value: object) -> bool:
 
 
 def _is_int(value: object) -> bool:
-    """Return whether `value` is an integer and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 Listener = Callable[[Sequence[EngineEvent]], None]
-"""A function that the engine's thread calls once per step with all events of a request. It must not
-block; an exception ends the request. The last event of the last call is a CompletedGeneration."""
+"""Gets all events of a request in one step. It runs on the engine's thread, and must not block.
+The last event is a CompletedGeneration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The arguments of `GenerationEnginePort.submit`, before validation. `continues` says that the
-    answer's text continues the prompt's text."""
+    """The arguments of `GenerationEnginePort.submit`."""
 
     agent_id: str
     prompt: str | Sequence[int]
@@ -175,18 +170,14 @@ class Submission:
 
     @property
     def max_total_tokens(self) -> int:
-        """The most tokens of prompt and answer together, if the prompt is token ids."""
+        """The length of prompt and answer together, at most, for a prompt of token ids."""
         return len(self.prompt) + self.max_tokens
 
 
 @dataclass(eq=False, slots=True)
 class RequestHandle:
-    """The handle of a submission that an engine thread has queued. `accepted` resolves to the
-    request's uid after the engine has validated the submission. The future raises the same errors
-    as `GenerationEnginePort.submit`, plus OverloadedError or BackendError if the engine ends
-    earlier. Cancelling the request before its validation cancels the future. After an error, the
-    thread does not call `listener`; otherwise `listener` receives the request's end exactly once.
-    Only the thread uses the other fields."""
+    """A queued submission. `accepted` resolves to the request's uid, or raises the errors of
+    `GenerationEnginePort.submit`."""
 
     submission: Submission
     listener: Listener
@@ -204,7 +195,7 @@ class RequestHandle:
         self.listener(events)
 
     def failed(self, error: str) -> CompletedGeneration:
-        """Return the result with `error` of an accepted request whose engine failed."""
+        """Return the result of an accepted request whose engine failed."""
         return CompletedGeneration(
             uid=self.uid or "",
             agent_id=self.submission.agent_id,
