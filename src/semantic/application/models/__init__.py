@@ -1,1 +1,1 @@
-"""Several models in one server: loads and unloads models, and chooses a request's model."""
+"""Loads and unloads the models of a server, and chooses a request's model."""

@@ -1,5 +1,7 @@
-"""ModelManager: loads and unloads the models of a server, one at a time, as requests need them. For
-one event loop. `residency` makes the decisions. Knows nothing about frameworks or transports."""
+"""ModelManager: loads and unloads the models of a server as requests need them.
+
+For one event loop.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ _RETRY_AFTER = 5
 
 
 class RunnableServing(ServingPort, Protocol):
-    """A served model that accepts requests until `close`; `memory` limits the whole process."""
+    """A served model that accepts requests until `close`."""
 
     embedding: EmbeddingPort | None
     memory: MemoryLimit | None
@@ -55,7 +57,7 @@ class RunnableServing(ServingPort, Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """True if the engine failed without a replacement: the model is unusable."""
+        """True if the engine has failed for good."""
 
     @property
     def models(self) -> ModelsPort | None:
@@ -66,18 +68,15 @@ class RunnableServing(ServingPort, Protocol):
 
 
 class ModelLoader(Protocol):
-    """Loads the models of a server, including the parts that they share."""
+    """Loads the models of a server."""
 
     async def size(self, name: str) -> tuple[int, Weights | None]:
-        """Return the bytes and weights of the model with the id `name`, see `Residency.add`. The
-        last load measured them; if the files have changed since, they are estimates. Raises
-        SemanticError if the files do not load."""
+        """Return the bytes and weights of a model. The last load measured them, else they are
+        estimates. Raises SemanticError."""
 
     async def load(self, name: str, room: int) -> tuple[RunnableServing, Weights | None]:
-        """Return the model with the id `name`, ready for requests, and its measured weights. Loads
-        in slices, between which the caller may cancel. Raises SemanticError. Raises
-        WeightsTooLargeError, before it reads weights, if they need more than `room` bytes; `size`
-        then returns the corrected bytes."""
+        """Load the model `name`; return it with its measured weights. Raises
+        WeightsTooLargeError if they need more than `room` bytes, or SemanticError."""
 
     async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ServedModel:
         """Download a hub model without reading its weights. See `ModelsPort.fetch`."""
@@ -89,7 +88,7 @@ class ModelLoader(Protocol):
         """Return the statistics of each tier of the store. Thread-safe."""
 
     async def close(self) -> None:
-        """Close the parts that the models share, after the models. Raises SemanticError."""
+        """Close the parts that the models share. Raises SemanticError."""
 
 
 class ModelManager:
@@ -105,8 +104,8 @@ class ModelManager:
         ttl: float | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """`residency` contains all `models` by their ids; at most `max_waiting` requests wait for
-        each model. `ttl` (in seconds) applies to fetched models. Call `start` on the event loop."""
+        """At most `max_waiting` requests wait for each model. `ttl` (in seconds) applies to
+        fetched models."""
         self._served = {one.id: one for one in models}
         self._residency = residency
         self._loader = loader
@@ -127,7 +126,7 @@ class ModelManager:
         self._tasks.append(asyncio.create_task(self._run()))
 
     def preload(self, names: Sequence[str]) -> None:
-        """Load the models with the ids `names` in the background, as far as their bytes fit."""
+        """Load the models with the ids `names` in the background, as far as they fit."""
         self._tasks.append(asyncio.create_task(self._preload(names)))
 
     # Names
@@ -138,8 +137,7 @@ class ModelManager:
         return tuple(self._served)
 
     def id_of(self, name: str | None) -> str:
-        """Return the id of the model that accepts `name` (None: of the first model). Raises
-        ModelNotFoundError."""
+        """Return the id of the model `name`; None is the first model. Raises ModelNotFoundError."""
         if name is None:
             return self.names[0]
         for one in self._served.values():
@@ -155,8 +153,8 @@ class ModelManager:
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[RunnableServing]:
-        """Yield the model with the id `name`, which stays loaded within the `with` block. Raises
-        ModelLoadError, and OverloadedError if too many requests wait."""
+        """Yield a model, which stays loaded within the `with` block. Raises ModelLoadError, and
+        OverloadedError if too many requests wait."""
         ticket = await self._opened(name)
         self._residency.leave(ticket)
         release = self.hold(name)
@@ -166,7 +164,7 @@ class ModelManager:
             release()
 
     def hold(self, name: str) -> Callable[[], None]:
-        """Keep an open model in use until the caller calls the returned function."""
+        """Keep an open model loaded until a call of the returned function."""
         self._residency.begin(name, self._clock())
 
         unit = self._units[name]
@@ -221,8 +219,8 @@ class ModelManager:
         return self.status(own)
 
     def give_up_idle(self, n_bytes: int) -> bool:
-        """Start to unload idle models, least recently used first, to free `n_bytes`. Returns False
-        if no model is idle, or if a model is unloading already. For any thread."""
+        """Start to unload idle models, to free `n_bytes`. Returns False if no model is idle.
+        Thread-safe."""
         names = self._residency.idle(n_bytes)
         if not names or self._event_loop is None:
             return False
@@ -231,7 +229,7 @@ class ModelManager:
         return True
 
     def limit(self, capacity: int) -> None:
-        """Limit all models together to `capacity` bytes. For any thread."""
+        """Limit all models together to `capacity` bytes. Thread-safe."""
         if self._event_loop is not None:
             with suppress(RuntimeError):  # the loop may have closed meanwhile
                 self._event_loop.call_soon_threadsafe(self._residency.limit, capacity)
@@ -261,7 +259,7 @@ class ModelManager:
         return Figures(_total(tuple(found.values())), self._loader.stores(), found)
 
     async def close(self) -> None:
-        """Stop loading, close every model, then their shared parts. Raises SemanticError."""
+        """Close every model, and the parts that they share. Raises SemanticError."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -277,8 +275,7 @@ class ModelManager:
     # Inside
 
     async def _opened(self, name: str) -> Ticket:
-        """Wait until the model `name` accepts requests. Return a ticket, which the caller must use
-        or give back. Raises ModelLoadError for faulty files, before it unloads another model."""
+        """Wait until the model accepts requests. Raises ModelLoadError."""
         if self._residency.state(name) == "unloaded":
             error = await _error_of(self._resize(name))
             if error is not None:
@@ -309,7 +306,6 @@ class ModelManager:
             arrival.set_result(None)
 
     async def _run(self) -> None:
-        """Make the residency's changes one after another; wait while there is no change to make."""
         while True:
             now = self._clock()
             change = self._residency.next_change(now)
@@ -352,8 +348,7 @@ class ModelManager:
                 _fail(arrival, error)
 
     async def _resize(self, name: str) -> None:
-        """Update the model's bytes in the residency from its current files. Raises SemanticError if
-        the files do not load, or exceed the budget for all models."""
+        """Update the model's bytes from its files. Raises SemanticError."""
         self._residency.resize(name, *await self._loader.size(name))
 
     async def _load(self, name: str) -> None:
@@ -377,7 +372,7 @@ class ModelManager:
 
 
 async def _error_of(work: Coroutine[object, object, None]) -> BaseException | None:
-    """Await `work`; return its exception, or None: one model's failure must not affect others."""
+    """Return the exception of `work`, or None."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task,))
@@ -389,9 +384,7 @@ async def _error_of(work: Coroutine[object, object, None]) -> BaseException | No
 
 
 def _load_error(name: str, error: BaseException) -> BaseException:
-    """Log `error`, and return the error for requests that wait for the model. The returned error
-    blames no request and names no path in its public text. Returns a programming error
-    unchanged."""
+    """Return the error for the waiting requests, without a path in its public text."""
     words = f"the model {name} cannot be loaded: "
     logger.warning("%s%s: %s", words, type(error).__name__, error)
     if isinstance(error, CapacityError) or not isinstance(error, SemanticError | OSError):
@@ -407,8 +400,7 @@ def _fail(arrival: asyncio.Future[None], error: BaseException) -> None:
 
 
 def _total(found: Sequence[EngineFigures]) -> EngineFigures:
-    """Return the sum of the figures of several engines. The state is READY even without an engine,
-    because a request loads a model."""
+    # READY even without an engine, because a request loads a model
 
     def add(of: Callable[[EngineFigures], int]) -> int:
         return sum(of(one) for one in found)

@@ -1,4 +1,4 @@
-"""Suggests a known model name for an unknown name. Knows nothing about models."""
+"""Suggests a known model name for an unknown name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from difflib import get_close_matches
 
 
 def most_similar(name: str, known: Iterable[str]) -> str | None:
-    """Return the name in `known` that is most similar to `name`, comparing whole names or the parts
-    after the slash; None if no name is similar."""
+    """Return the most similar name in `known`, or None."""
     spelled: dict[str, str] = {}
     for one in known:
         if one != name:
@@ -18,7 +17,7 @@ def most_similar(name: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_model(name: str, known: Iterable[str], of: str = "this server") -> str:
-    """Return the message for a client that requested the model `name`, which `of` does not know."""
+    """Return the message for a client that requested an unknown model."""
     names = tuple(known)
     alike = most_similar(name, names)
     meant = "" if alike is None else f"; did you mean {alike}?"

@@ -1,5 +1,4 @@
-"""A model that loads on demand, behind the same ports as a model that is always loaded. Each call
-keeps the model loaded until the call ends. Knows the manager, not its decisions."""
+"""A model that loads on demand, behind the same ports as a loaded model."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ T = TypeVar("T")
 
 
 class OnDemandServing:
-    """Implements `ServingPort` for the model `name` of a manager."""
+    """Implements `ServingPort` for one model of a manager."""
 
     def __init__(self, manager: ModelManager, name: str) -> None:
         self._manager = manager
@@ -73,8 +72,7 @@ class OnDemandServing:
 
     @asynccontextmanager
     async def _used(self) -> AsyncIterator[RunnableServing]:
-        """Yield the model for a call that a running answer may need. Uses the loaded model at once,
-        because a change of models would wait for the answer to finish."""
+        # The loaded model at once: a change of models would wait for the answer.
         if not self._answers:
             async with self._manager.use(self._name) as unit:
                 yield unit
@@ -87,7 +85,7 @@ class OnDemandServing:
 
 
 class OnDemandAgents:
-    """Implements `AgentsPort` for one model; `requests` and `tenants` cover all loaded models."""
+    """Implements `AgentsPort` for one model. `requests` and `tenants` cover all loaded models."""
 
     def __init__(self, manager: ModelManager, name: str, id_of: Callable[[str], TenantId]) -> None:
         self._manager = manager
@@ -129,8 +127,7 @@ class OnDemandAgents:
         await self._call(lambda agents: agents.forget(agent_id, tenant))
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
-        """Export an agent. The archive reads from the store, so the model may be unloaded
-        meanwhile, but not closed."""
+        """Export an agent. The model stays in use until the archive closes."""
         async with self._manager.use(self._name) as unit:
             archive = await unit.agents.export(agent_id, tenant)
             release = self._manager.hold(self._name)
@@ -152,8 +149,7 @@ class OnDemandAgents:
     async def _of_tenant(
         self, tenant: Tenant, function: Callable[[AgentsPort], Awaitable[T]], nothing: T
     ) -> T:
-        """Return the result of `function` on the model's agents, or `nothing` if the tenant has
-        agents of other models only."""
+        """Return the result of `function`, or `nothing` if the tenant has other agents only."""
         try:
             return await self._call(function)
         except AgentNotFoundError:
@@ -186,7 +182,7 @@ class ManagedModels(OnDemandServing):
 
     @property
     def has_failed(self) -> bool:
-        """See `RunnableServing.has_failed`. Always False: the manager reloads a failed model."""
+        """Always False: the manager reloads a failed model."""
         return False
 
     def figures(self) -> Figures:

@@ -1,6 +1,4 @@
-"""Residency: decides which models are in memory, within one budget of bytes. Knows the requests
-that wait for models or use models, and chooses the model to load or unload next; does not load
-models. Knows nothing about clocks or threads."""
+"""Residency: decides which models are in memory, within one budget of bytes."""
 
 from __future__ import annotations
 
@@ -16,10 +14,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a model stays loaded while another model needs the memory. `residence` and `linger`
-    are multiples of the model's last loading time, at most `longest` seconds. A model serves its
-    requests for `residence` after loading; then new requests wait, and the model unloads after the
-    running requests. A model also unloads when idle for `linger`."""
+    """How long a model stays loaded while another model needs the memory."""
 
     residence: float = 4.0
     linger: float = 0.25
@@ -28,7 +23,7 @@ class Patience:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A request for the model `name` that has waited since the time `since`, in seconds."""
+    """A request that waits for the model `name` since the time `since`, in seconds."""
 
     name: str
     since: float
@@ -36,7 +31,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The next change: load the model `name` if `loads`, else unload it."""
+    """The next change: to load the model if `loads`, else to unload it."""
 
     name: str
     loads: bool
@@ -44,7 +39,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights that models with the same `key` share: memory holds them once."""
+    """Weights that models with the same `key` share."""
 
     key: str
     n_bytes: int
@@ -52,9 +47,8 @@ class Weights:
 
 @dataclass(slots=True)
 class _Model:
-    """The residency's record of a model. A loaded model needs `n_bytes` in addition to its
-    `weights`, and unloads after `ttl` seconds without a request (None: never). Times are in seconds
-    of the caller's clock."""
+    # A loaded model needs `n_bytes` in addition to its `weights`. It unloads after `ttl` seconds
+    # without a request; None is never.
 
     name: str
     n_bytes: int
@@ -75,14 +69,13 @@ class _Model:
         return not self.uses and (self.leaving or not self.tickets)
 
     def expires(self) -> float | None:
-        """The time to unload the model if no request comes; None if used, pinned or kept."""
+        """The time to unload the model if no request comes, or None."""
         if self.pinned or self.ttl is None or self.state != "loaded" or self.uses or self.tickets:
             return None
         return self.last_used + self.ttl
 
     def gives_way(self, patience: Patience) -> float:
-        """Return the time from which another model may replace this model, once this model is
-        idle. From that time on, this model accepts no more requests."""
+        """Return the time from which another model may replace this one."""
         residence = min(patience.longest, patience.residence * self.load_seconds)
         until = self.loaded_at + residence
         if not self.is_idle:
@@ -92,11 +85,11 @@ class _Model:
 
 
 class Residency:
-    """Decides which models of a server are loaded. For one thread. The caller reports every event
-    and makes the changes that `next_change` returns, one at a time."""
+    """Decides which models are in memory. The caller reports events, and makes the changes of
+    `next_change`."""
 
     def __init__(self, capacity: int, patience: Patience | None = None) -> None:
-        """`capacity` limits the bytes of all loaded models together."""
+        """`capacity` limits the bytes of all loaded models."""
         self.capacity = self._most = capacity
         self._patience = patience or Patience()
         self._models: dict[str, _Model] = {}
@@ -111,7 +104,7 @@ class Residency:
         pinned: bool = False,
     ) -> None:
         """Add a model that needs `n_bytes` in addition to its `weights`. Raises InvalidRequestError
-        if the model and the pinned models do not fit together."""
+        if it does not fit beside the pinned models."""
         before = self._models
         # Another dictionary: other threads may be iterating over this one.
         self._models = {**before, name: _Model(name, n_bytes, weights, ttl, pinned)}
@@ -132,9 +125,7 @@ class Residency:
         return model.state == "loaded" and not model.leaving
 
     def n_bytes(self, name: str) -> int:
-        """Return the bytes that the model needs while loaded. Shared weights count for the first
-        loaded model that uses them. For an unloaded model, they count only if no loaded model uses
-        them."""
+        """Return the bytes that the model needs while loaded. Weights that it shares count once."""
         model = self._models[name]
         others = (one for one in self._present() if one.weights == model.weights)
         if model.weights is None or next(others, model) is not model:
@@ -146,16 +137,16 @@ class Residency:
         return self._models[name].pinned
 
     def requests(self, name: str) -> tuple[int, int]:
-        """Return the number of requests that use the model, and the number that wait for it."""
+        """Return the numbers of requests that use the model and that wait for it."""
         model = self._models[name]
         return model.uses, len(model.tickets)
 
     def expires(self, name: str) -> float | None:
-        """Return the time to unload the model if no request comes; None if unknown."""
+        """Return the time to unload the model if no request comes, or None."""
         return self._models[name].expires()
 
     def last_used(self, name: str) -> float | None:
-        """Return when the model's last request or load ended; None if in use or unloaded."""
+        """Return the time of the model's last use; None if in use or unloaded."""
         model = self._models[name]
         return None if model.uses or model.state != "loaded" else model.last_used
 
@@ -165,14 +156,12 @@ class Residency:
         return _bytes_of(self._present())
 
     def fits(self, name: str) -> bool:
-        """Return whether the model is loaded, or can be loaded without unloading another model."""
+        """Return whether the model is loaded, or fits beside the loaded models."""
         model = self._models[name]
         return model.state != "unloaded" or self._fit((*self._present(), model))
 
     def idle(self, n_bytes: int) -> list[str]:
-        """Return idle models whose unloading frees `n_bytes`, least recently used first, or all
-        idle models if that is not enough. Leaves out pinned models. Returns an empty list while
-        another unload is pending."""
+        """Return idle models to unload for `n_bytes`, least recently used first."""
         models = tuple(self._models.values())
         if any(one.to_unload or one.state == "unloading" for one in models):
             return []
@@ -194,7 +183,7 @@ class Residency:
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Record that the request of `ticket` no longer waits. Ignores an unknown ticket."""
+        """Record that a request no longer waits."""
         tickets = self._models[ticket.name].tickets
         if ticket in tickets:
             tickets.remove(ticket)
@@ -210,18 +199,18 @@ class Residency:
         model.last_used = now
 
     def keep(self, name: str, ttl: float | None) -> None:
-        """Set the seconds without a request after which the model unloads (None: never)."""
+        """Set the seconds without a request after which the model unloads; None is never."""
         self._models[name].ttl = ttl
 
     def unload(self, name: str) -> None:
-        """Unload the model, even a pinned model, after the requests that use it have finished."""
+        """Unload the model after its requests, even if it is pinned."""
         model = self._models[name]
         if model.state == "loaded":
             model.leaving = model.to_unload = True
 
     def resize(self, name: str, n_bytes: int, weights: Weights | None = None) -> None:
-        """Change the bytes of an unloaded model, see `add`. Raises InvalidRequestError if the model
-        and the pinned models do not fit together."""
+        """Change the bytes of an unloaded model. Raises InvalidRequestError if it does not fit
+        beside the pinned models."""
         model = self._models[name]
         if model.state == "unloaded":
             model.n_bytes = n_bytes
@@ -229,12 +218,12 @@ class Residency:
             self._require_fits(model)
 
     def limit(self, capacity: int) -> None:
-        """Limit all models together to `capacity` bytes, at most the initial budget. Loaded models
-        stay until another model needs their memory."""
+        """Limit all models together to `capacity` bytes. Loaded models stay until another model
+        needs memory."""
         self.capacity = min(self._most, capacity)
 
     def room_for(self, name: str) -> int:
-        """Return the bytes that a model's weights may need if no other model shares them."""
+        """Return the most bytes that a model's weights may need."""
         others = (one for one in self._present() if one.name != name)
         return self.capacity - _bytes_of(others) - self._models[name].n_bytes
 
@@ -242,8 +231,7 @@ class Residency:
         self._models[change.name].state = "loading" if change.loads else "unloading"
 
     def loaded(self, name: str, now: float, seconds: float, weights: Weights | None = None) -> None:
-        """Record that the model loaded in `seconds`, with its `weights` if the load measured them.
-        Measured weights must fit in `room_for`."""
+        """Record a load that took `seconds`."""
         model = self._models[name]
         self._weigh(model, weights or model.weights)
         model.state, model.load_seconds = "loaded", seconds
@@ -256,14 +244,14 @@ class Residency:
         model.state, model.leaving, model.to_unload = "unloaded", False, False
 
     def failed(self, name: str) -> None:
-        """Record that the model failed to load, and drop the requests that wait for it."""
+        """Record that the model failed to load, and drop its waiting requests."""
         self.unloaded(name)
         self._models[name].tickets.clear()
 
     # Decisions
 
     def next_change(self, now: float) -> Change | None:
-        """Return the next change; None if no change is needed, or during a change."""
+        """Return the next change; None during a change."""
         for model in self._loaded():
             expires = model.expires()
             is_old = expires is not None and expires <= now
@@ -283,7 +271,7 @@ class Residency:
         return None
 
     def next_time(self, now: float) -> float | None:
-        """Return when the next change is due even if no event occurs; None if unknown."""
+        """Return the time of the next change without another event, or None."""
         times = [expires for one in self._loaded() if (expires := one.expires()) is not None]
         wanted = self._wanted()
         if wanted is not None:
@@ -302,13 +290,12 @@ class Residency:
         return _bytes_of(models) <= self.capacity
 
     def _wanted(self) -> _Model | None:
-        """Return the model to load next: the model of the request that has waited longest."""
+        """Return the model whose request has waited longest."""
         waiting = [one for one in self._models.values() if one.state == "unloaded" and one.tickets]
         return min(waiting, key=lambda one: one.tickets[0].since, default=None)
 
     def _victims(self, wanted: _Model) -> list[_Model]:
-        """Return the models to unload so that `wanted` fits: idle models first, by last use, and
-        only as many as necessary."""
+        # Idle models first, and only as many as necessary
         stay = [wanted, *self._present()]
         chosen: list[_Model] = []
         others = [one for one in self._loaded() if not one.pinned or one.to_unload]
@@ -324,7 +311,6 @@ class Residency:
         return chosen
 
     def _weigh(self, model: _Model, weights: Weights | None) -> None:
-        """Set the weights of a model, and of other models whose weights have the same key."""
         model.weights = weights
         for one in self._models.values():
             if weights is not None and one.weights is not None and one.weights.key == weights.key:
@@ -344,7 +330,6 @@ class Residency:
 
 
 def _bytes_of(models: Iterable[_Model]) -> int:
-    """Return the total bytes of `models`, counting shared weights once."""
     found = tuple(models)
     shared = {one.weights for one in found if one.weights is not None}
     return sum(one.n_bytes for one in found) + sum(one.n_bytes for one in shared)
