@@ -1,6 +1,7 @@
-"""Embeddings: batches texts and computes each text once. Chunks of a batch run between two steps of
-the engine, and requests take turns after each chunk. A cache keeps the vector of each text,
-separately for each tenant. Knows nothing about arrays or APIs."""
+"""Embeddings: embeds texts in batches between two steps of the engine.
+
+A cache keeps the vectors of each tenant's texts.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _BATCH_TOKENS = 4096
 """The most tokens of one batch, including padding."""
 _BATCH_TEXTS = 64
 _PART_CHARACTERS = 1 << 16
-"""The most characters that a worker tokenizes in one call, except for a single longer text."""
+"""The most characters that a worker tokenizes in one call."""
 _CACHE_BYTES = 64 << 20
 _ENTRY_BYTES = 200
 """Bytes of a cached vector in addition to its numbers."""
@@ -39,10 +40,10 @@ Row = tuple[Key, Tokens]
 
 
 class Calls(Protocol):
-    """Calls functions on the thread that computes."""
+    """Calls functions on the engine's thread."""
 
     def __call__(self, function: Callable[[], T]) -> Future[T]:
-        """Call `function` between two steps of the engine; return the future of its result."""
+        """Call `function` on the engine's thread; return the future of its result."""
 
 
 class Embeddings:
@@ -56,9 +57,8 @@ class Embeddings:
         workers: FairThreads,
         turns: FairThreads,
     ) -> None:
-        """`call` runs a function on the computing thread. The threads of `workers` do work without
-        the model, the threads of `turns` wait for the model. Each group has two threads, and runs
-        only one long task at a time."""
+        """`call` runs a function on the engine's thread. `workers` tokenize, and `turns` wait for
+        the model."""
         self.model = model
         self._embedder = embedder
         self._call = call
@@ -108,7 +108,6 @@ class Embeddings:
             self._room.give(tenant, 1)
 
     async def _encoded(self, texts: Sequence[str], tenant: str, *, truncate: bool) -> list[Row]:
-        """Return the keys and tokens of `texts`; other requests use the workers between parts."""
         found: list[Row] = []
         for part in parts(texts):
             work = partial(self._part, len(found), part, truncate=truncate)
@@ -158,13 +157,11 @@ class Embeddings:
             self._cache.put(tenant, key, vector, n_bytes)
 
     async def _on_thread(self, function: Callable[[], T], tenant: str) -> T:
-        """Run `function` on the computing thread, one function at a time; return its result."""
         return await self._turns.run(tenant, lambda: self._call(function).result(), is_short=False)
 
 
 def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield `rows` in batches of texts of similar length: at most `_BATCH_TEXTS` texts, and at most
-    `_BATCH_TOKENS` tokens including padding, unless a single text has more tokens."""
+    """Yield `rows` in batches of texts of similar length."""
     batch: list[Row] = []
     for row in sorted(rows, key=lambda one: len(one[1])):
         longest = len(row[1])  # the rows ascend
@@ -178,7 +175,7 @@ def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def parts(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield `texts` in parts of at most `_PART_CHARACTERS`; a longer text is its own part."""
+    """Yield `texts` in parts of at most `_PART_CHARACTERS`."""
     part: list[str] = []
     n_characters = 0
     for text in texts:

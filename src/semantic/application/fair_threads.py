@@ -1,5 +1,4 @@
-"""FairThreads: threads that tenants share fairly by used time; one thread runs only short work.
-Knows nothing about the work."""
+"""FairThreads: threads that tenants share fairly by used time."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ class Failure:
         return f"{type(self.error).__name__}: {self.error}"
 
     def drop_frames(self) -> None:
-        """Release all objects to which the traceback's frames refer."""
+        """Release the objects that the traceback's frames refer to."""
         error: BaseException | None = self.error
         while error is not None:
             error.__traceback__ = None
@@ -39,8 +38,7 @@ class Failure:
 
 def attempt(work: Callable[[], T]) -> T | Failure:
     """Return the result of `work`, or its failure. An error that is not an Exception becomes a
-    BackendError: the panic of a Rust library, or a module's `sys.exit`, would end the thread or the
-    waiting loop. Not for the main thread, which Ctrl-C interrupts."""
+    BackendError."""
     try:
         return work()
     except BaseException as error:  # noqa: BLE001  returned as a value, never swallowed
@@ -52,7 +50,7 @@ def attempt(work: Callable[[], T]) -> T | Failure:
 
 
 def guarded(work: Callable[[], T]) -> T:
-    """Return the result of `work`, or raise its error, converted as in `attempt`."""
+    """Return the result of `work`, or raise its error as `attempt` converts it."""
     outcome = attempt(work)
     if isinstance(outcome, Failure):
         raise outcome.error
@@ -60,7 +58,7 @@ def guarded(work: Callable[[], T]) -> T:
 
 
 def settle(future: Future[T], work: Callable[[], T]) -> None:
-    """Set `future` to the result or failure of `work` (see `attempt`). Skips a cancelled future."""
+    """Set `future` to the result or failure of `work`. Skips a cancelled future."""
     if future.set_running_or_notify_cancel():
         outcome = attempt(work)
         if isinstance(outcome, Failure):
@@ -71,8 +69,6 @@ def settle(future: Future[T], work: Callable[[], T]) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Task:
-    """A tenant's waiting or running task; `work` runs it and settles its future."""
-
     tenant: str
     work: Callable[[], None]
     cancel: Callable[[], object]
@@ -81,15 +77,14 @@ class _Task:
 
 
 class FairThreads:
-    """Runs work on `n` threads. The tenant that has used the least time goes first, with short work
-    before long work. Long work leaves one thread free, so that short work never waits for it."""
+    """Runs work on `n` threads. The tenant that has used the least time goes first. One thread runs
+    only short work."""
 
     def __init__(
         self, n: int, name: str, clock: Clock = time.monotonic, *, rests: bool = False
     ) -> None:
-        """`n` is at least 2; the threads' names begin with `name`. With `rests`, a thread sleeps
-        after long work for as long as the work took: the work's calls hold the interpreter lock,
-        which the event loop needs."""
+        """The names of the `n` threads begin with `name`. With `rests`, a thread sleeps after
+        long work for as long as the work took."""
         self._n = n
         self._rests = rests
         self._clock = clock
@@ -112,7 +107,7 @@ class FairThreads:
         return future
 
     async def run(self, tenant: str, function: Callable[[], T], *, is_short: bool) -> T:
-        """Return the result of `function`. If the caller is cancelled, removes its waiting task."""
+        """Return the result of `function`, run on a thread."""
         return await asyncio.wrap_future(self.submit(tenant, function, is_short=is_short))
 
     def close(self) -> None:
@@ -131,7 +126,6 @@ class FairThreads:
             self._pool.submit(self._run, task)
 
     def _next(self) -> _Task | None:
-        """Remove and return the task to run next; None if no task may run now."""
         has_room = sum(not one.is_short for one in self._running) < self._n - 1
         ready = [
             name for name, (short, other) in self._waiting.items() if short or (other and has_room)
@@ -155,7 +149,6 @@ class FairThreads:
             self._start()
 
     def _end(self, tenant: str) -> None:
-        """Forget the tenant if it has neither waiting nor running tasks."""
         queues = self._waiting.get(tenant, ((), ()))
         if not any(queues) and not any(one.tenant == tenant for one in self._running):
             self._waiting.pop(tenant, None)

@@ -1,6 +1,4 @@
-"""Request: one submitted generation request, with phase, tokens and text so far. A request decodes
-its text token by token: a token costs the same in a long text as in a short text. Knows nothing
-about pool, store, backend or clock; the engine and the cache move a request through its phases."""
+"""Request: one generation request, with its phase, its tokens and its text so far."""
 
 from __future__ import annotations
 
@@ -31,16 +29,14 @@ from semantic.ports.generation import Detokenizer
 
 _INCOMPLETE = "\ufffd"
 _CONTEXT_PIECES = 4
-"""The number of pieces to decode again before each new piece, since the tokens before a token can
-change its text (a leading space, a combining accent). This context begins with a whole piece, never
-inside a character."""
+"""The number of pieces to decode again before each new piece, as they can change its text."""
 
 
 class ByteDetokenizer:
     """Implements `Detokenizer` for tokens whose text is the concatenation of their bytes."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
-        """`bytes_of` returns a token's bytes: UTF-8, which may begin or end inside a character."""
+        """`bytes_of` returns a token's bytes in UTF-8."""
         self._bytes_of = bytes_of
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
@@ -52,10 +48,10 @@ class ByteDetokenizer:
 
 
 class StreamingDetokenizer:
-    """Implements `Detokenizer` for any tokenizer: decodes each token with a few earlier tokens."""
+    """Implements `Detokenizer` by decoding each token with a few earlier tokens."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], after: Sequence[int] = ()) -> None:
-        """`after` are the tokens before the first token to decode: only context, never emitted."""
+        """`after` are the tokens before the first token."""
         self._decode = decode
         self._tokens: list[int] = []  # the context, and the tokens after it
         self._ends: list[int] = []  # ends of the pieces in the context
@@ -76,7 +72,7 @@ class StreamingDetokenizer:
         return self._emit(self._decode(self._tokens))
 
     def whole(self, token: int) -> str:
-        """Return the text of the last token `token`, even if it is only a part of a character."""
+        """Return the text of the last token, even if it is only a part of a character."""
         return self.push(token) + self.flush()
 
     def _emit(self, window: str) -> str:
@@ -88,7 +84,6 @@ class StreamingDetokenizer:
         return text
 
     def _shorten(self) -> None:
-        """Forget all pieces except the last few, and decode these pieces again."""
         cut = self._ends[-_CONTEXT_PIECES - 1]
         del self._tokens[:cut]
         self._ends = [end - cut for end in self._ends[-_CONTEXT_PIECES:]]
@@ -99,8 +94,7 @@ _Part = Literal["text", "thought", "call"]
 
 
 class ThinkingMeter:
-    """Counts the tokens of one answer's reasoning, without tokens that complete a mark. A call ends
-    reasoning; inside a call, marks of reasoning are text."""
+    """Counts the tokens of one answer's reasoning."""
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self._budget = budget
@@ -119,8 +113,7 @@ class ThinkingMeter:
         self._is_over = False  # no reasoning can follow
 
     def push(self, token: int, text: str) -> tuple[int, ...]:
-        """Count the next token, which made `text` final. Return the tokens that must follow: none,
-        or the remaining tokens of the end mark. The caller must push these tokens too."""
+        """Count the next token. Returns the tokens that must follow to end the reasoning."""
         if self._is_over:
             return ()
         was_inside = self._inside
@@ -146,7 +139,6 @@ class ThinkingMeter:
         return self._part == "thought"
 
     def _has_passed(self, text: str, *, was_inside: bool) -> bool:
-        """Return whether the reasoning has ended, or the answer has begun without reasoning."""
         if self._inside:
             return False
         self._lead = (self._lead + text).lstrip()
@@ -165,7 +157,6 @@ class ThinkingMeter:
             self._text, self._part = self._text[at + len(mark) :], ends[mark]
 
     def _rest(self) -> tuple[int, ...]:
-        """Return the end mark's tokens that the model has not written yet."""
         end, last = self._budget.end_tokens, tuple(self._last)
         for n_written in range(min(len(last), len(end) - 1), 0, -1):
             if last[-n_written:] == end[:n_written]:
@@ -178,18 +169,16 @@ def _marks(parts: dict[str, _Part]) -> dict[str, _Part]:
 
 
 _SCORED_CHUNK = 128
-"""The number of prompt tokens per scoring call: fixed, because the last bits of the
-log-probabilities depend on it; small, because each token has log-probabilities of the whole
-vocabulary in memory."""
+"""The prompt tokens of a scoring call. Fixed, because log-probabilities depend on it slightly."""
 
 
 class Phase(Enum):
     WAITING = "waiting"
     """The request holds no blocks: it is new or preempted."""
     LOAD = "load"
-    """The request holds blocks; threads are reading its stored prefix into them."""
+    """Threads read the request's stored prefix into its blocks."""
     PREFILL = "prefill"
-    """The request holds blocks for all its tokens; some tokens still need prefill."""
+    """Some of the request's tokens still need prefill."""
     DECODE = "decode"
     """The request takes part in every decode step."""
     FINISHED = "finished"
@@ -197,9 +186,8 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Restore:
-    """An idle cache to restore: the first `length` tokens of `blocks`. If `exclusive`, the request
-    is the only holder of the blocks; otherwise, the blocks stay pinned until the backend has copied
-    them."""
+    """An idle cache to restore: the first `length` tokens of `blocks`. If `exclusive`, no other
+    request uses the blocks."""
 
     blocks: AgentBlocks
     length: int
@@ -208,7 +196,7 @@ class Restore:
 
 @dataclass(slots=True)
 class Reuse:
-    """The agent's cache at the request's submission, and the part that the request could reuse."""
+    """The part of its agent's cache that a request could reuse."""
 
     history: tuple[int, ...] | None = None
     """Tokens of the agent's previous turn; None if the agent is unknown."""
@@ -218,7 +206,7 @@ class Reuse:
     source: str = "none"
     """The source of the reused prefix: "pool", a tier's name, or "none"."""
     any_chip: bool = False
-    """True if the store may have blocks that another kind of chip computed."""
+    """True if blocks of another kind of chip count too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -282,18 +270,18 @@ class Request:
 
     @property
     def to_prefill(self) -> int:
-        """The number of tokens still to compute before decoding. The last token does not count: the
-        first decode step computes it to get the logits."""
+        """The number of tokens to compute before decoding. The first decode step computes the last
+        token."""
         return max(0, self.n_tokens - 1 - self.computed)
 
     @property
     def max_total_tokens(self) -> int:
-        """The most tokens that the request's cache may hold: prompt plus answer."""
+        """The length of prompt and answer together, at most."""
         return len(self.prompt) + self.max_tokens
 
     @property
     def awaits_first_token(self) -> bool:
-        """True if the request is decoding and has not received a token since decoding began."""
+        """True if the request has received no token since decoding began."""
         return self.phase is Phase.DECODE and self.computed < self.n_tokens
 
     @property
@@ -308,7 +296,7 @@ class Request:
 
     @property
     def owner(self) -> str:
-        """The name under which the pool records the holder of the request's blocks."""
+        """The request's name in the pool."""
         return CacheKey("", self.agent_id, self.tenant).owner
 
     @property
@@ -316,13 +304,12 @@ class Request:
         return "".join(self._text)
 
     def next_chunk(self, limit: int, checkpoint_at: int | None = None) -> tuple[int, ...]:
-        """Return the next tokens to prefill: the tokens before `next_stop`."""
+        """Return the next tokens to prefill."""
         return self.tokens[self.computed : self.next_stop(limit, checkpoint_at)]
 
     def next_stop(self, limit: int, checkpoint_at: int | None = None) -> int:
-        """Return the position where the next chunk ends: at most `limit` tokens ahead, and not
-        after `checkpoint_at` if that position is ahead. Never leaves a last chunk of one token,
-        which some models compute differently."""
+        """Return the position where the next chunk ends, at most `limit` tokens ahead. It is not
+        after a later `checkpoint_at`."""
         end = self.n_tokens - 1
         stop = min(self.computed + limit, end)
         if stop == end - 1 and stop - self.computed > 1:
@@ -332,12 +319,12 @@ class Request:
         return max(self.computed, stop)
 
     def next_scored(self) -> tuple[int, ...]:
-        """Return the next tokens to score, preceded by the token before them."""
+        """Return the next tokens to score, preceded by one token of context."""
         stop = min(self.computed + _SCORED_CHUNK, len(self.prompt) - 1)
         return self.prompt[self.computed : stop + 1]
 
     def preempt(self) -> None:
-        """Return the request to WAITING: keep its tokens, drop their keys and values."""
+        """Return the request to WAITING, and drop its keys and values."""
         if self.scoring:
             self._drop_scores()
         self.phase = Phase.WAITING
@@ -356,8 +343,8 @@ class Request:
         return cache
 
     def accept(self, sampled: SampledToken) -> tuple[str, FinishReason | None]:
-        """Append a generated token. Return the text that the token makes final, and the finish
-        reason if it is the last token."""
+        """Append a generated token. Return the text that is now final, and the finish reason after
+        the last token."""
         _, token, logprob, error, _ = sampled
         self.generated.append(token)
         self.computed = len(self.prompt) + len(self.generated)
@@ -370,15 +357,13 @@ class Request:
         return text, reason
 
     def take(self, sampled: SampledToken) -> tuple[TokenEvent, FinishReason | None]:
-        """Do what `accept` does, but return the token's event instead of its text."""
+        """Append a generated token, and return its event."""
         text, reason = self.accept(sampled)
         event = TokenEvent(self.uid, self.agent_id, sampled.token, text, sampled.logprob)
         return event, reason
 
     def take_forced(self, n_computed: int) -> Iterator[tuple[TokenEvent, FinishReason | None]]:
-        """Append the `forced` tokens to the request, whose sequence holds `n_computed` tokens.
-        Yield each token's event, with the finish reason for the answer's last token. A forced token
-        has probability 1."""
+        """Append the `forced` tokens, and yield their events."""
         forced, self.forced = self.forced, ()
         for token in forced:
             certain = None if self.params.logprobs is None else TokenLogprob(token, 0.0)
@@ -389,7 +374,7 @@ class Request:
                 return
 
     def may_end_with(self, sampled: SampledToken) -> bool:
-        """Return whether `accept` might return a finish reason, or force tokens."""
+        """Return whether `sampled` may end the answer."""
         return (
             sampled.error is not None
             or sampled.token in self.eos_token_ids
@@ -406,7 +391,7 @@ class Request:
         blocks: AgentBlocks | None = None,
         error: str | None = None,
     ) -> CompletedGeneration:
-        """Return the result of the request, with `blocks` as its cache if given."""
+        """Return the result of the request."""
         return CompletedGeneration(
             uid=self.uid,
             agent_id=self.agent_id,
@@ -424,13 +409,12 @@ class Request:
         )
 
     def end_text(self) -> str:
-        """Return the text held back so far. Call this when an answer ends without an end token."""
+        """Return the text held back so far, at the end of an answer."""
         text = self._rest()
         self._text.append(text)
         return text
 
     def _drop_scores(self) -> None:
-        """Reset the scores. The first token has no score, as no token precedes it."""
         self.scores = [] if self.params.prompt_logprobs is None else [None]
 
     def _next_text(self, token: int) -> tuple[str, FinishReason | None]:

@@ -1,6 +1,7 @@
-"""Serving: answers requests of the APIs with one engine. Worker threads prepare prompts, the
-engine's thread runs requests, and events return to the caller's event loop. Knows nothing about
-transports."""
+"""Serving: answers requests of the APIs with one engine.
+
+Worker threads prepare prompts, and the engine's thread runs requests.
+"""
 
 from __future__ import annotations
 
@@ -62,25 +63,24 @@ T = TypeVar("T")
 _CALL_ID_BYTES = 18
 """The random bytes in a call's id: 24 characters in base64, as clients expect."""
 _COMPLETE = ("stop", "length", "tool_calls")
-"""The finish reasons after which the client has the whole answer."""
+"""The finish reasons of complete answers."""
 _MOST_CHECKS = 4
-"""The most checks of a request's grammars. More checks help only if verdicts are lost at once."""
+"""The most checks of a request's grammars."""
 _SHORT = 1 << 16
 """The number of characters or token ids whose preparation takes about a tenth of a second."""
 _PART = 256
-"""The number of characters that take as long to prepare as one message or tool."""
+"""The number of characters that take as long to prepare as one message."""
 _AT_ONCE = 128
 """The most tokens whose texts the event loop looks up itself, in under a millisecond."""
 _PUBLIC_NAME = 16
-"""The number of characters of the digest in a public prefix's name."""
+"""The characters of the digest in a public prefix's name."""
 
 
 class Serving:
-    """Answers requests with the engine of one engine thread."""
+    """Answers requests with one engine."""
 
     models: ModelsPort | None = None
-    """See `RunnableServing.models`: the models of the server; None if this model is the only
-    model."""
+    """The models of the server; None if this model is the only one."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Serving:
         agents: ServedAgents,
         workers: FairThreads,
     ) -> None:
-        """`workers` run slow work that does not need the engine; `close` ends them."""
+        """`workers` run slow work that does not need the engine."""
         self._thread = thread
         self.model = model
         self._tokenizer = tokenizer
@@ -107,9 +107,9 @@ class Serving:
         self.embedding: EmbeddingPort | None = None
         self.memory: MemoryLimit | None = None
         self.discovery: Discovery | None = None
-        """The look-up of prompts in the store's slow tier; None without a slow tier."""
+        """Looks prompts up in the store's slow tier; None without a slow tier."""
         self.at_end: Callable[[], None] | None = None
-        """A function that ends all readers of the store before the store closes."""
+        """Ends all readers of the store before the store closes."""
         self._arrivals: Arrivals | None = None
         self._tool_times = ToolTimes()
 
@@ -125,7 +125,7 @@ class Serving:
         await asyncio.get_running_loop().run_in_executor(None, end)
 
     def end(self) -> None:
-        """Do the work of `close` on a thread without an event loop; return at its end."""
+        """Do the work of `close` on a thread without an event loop."""
         self._names.close()
         self.agents.close()
         if self.at_end is not None:
@@ -138,7 +138,7 @@ class Serving:
         self._replay.close()
 
     async def flush(self) -> None:
-        """Wait until every agent saved so far is as durable as the store can make it."""
+        """Wait until every agent saved so far is durable."""
         await asyncio.wrap_future(self._thread.call(lambda engine: engine.flush()))
 
     @property
@@ -150,10 +150,8 @@ class Serving:
         return Figures(self._thread.figures, self.agents.stores())
 
     async def publish(self, chat: Chat) -> tuple[int, ...]:
-        """Compute the prefix `chat`, unless the store has this prefix already; pin it and share it
-        with every tenant; return its tokens. Call `publish` again for each new engine. Raises the
-        same errors as `answer`, plus BackendError if the computation fails and StoreError if the
-        store refuses the prefix."""
+        """Compute the prefix `chat`, pin it and share it with every tenant; return its tokens.
+        Raises BackendError, StoreError or an error of `answer`."""
         tokens = await self.tokenize(chat)
         name = f"public-{digest('public-v1', pack_tokens(tokens)).hex()[:_PUBLIC_NAME]}"
         ask = Ask(chat, SamplingParams(), max_tokens=1, agent=name, tenant=PUBLIC_TENANT)
@@ -193,9 +191,8 @@ class Serving:
                 self._thread.cancel(handle)
 
     async def history(self, agent: str, tenant: str = "") -> tuple[Message, ...]:
-        """Return the messages of a saved agent whose requests had a transcript in `Ask.note`. The
-        last answer comes from its tokens, with tool calls as text. Raises AgentNotFoundError, and
-        InvalidRequestError for an agent without messages."""
+        """Return the messages of a saved agent. Raises AgentNotFoundError, and InvalidRequestError
+        for an agent without messages."""
         saved = await self.agents.saved(agent, tenant)
         return await self._workers.run(tenant, lambda: self._history(saved), is_short=False)
 
@@ -245,15 +242,13 @@ class Serving:
         return (*messages, message_in(reader, self._tokenizer.decode(tokens)))
 
     def _arrivals_here(self) -> Arrivals:
-        """Return the `Arrivals` of the running loop, which all its requests share."""
         loop = asyncio.get_running_loop()
         if self._arrivals is None or self._arrivals.loop is not loop:
             self._arrivals = Arrivals(loop)
         return self._arrivals
 
     async def _prepared(self, ask: Ask) -> Prepared:
-        """Check the grammars of `ask`, and return the result of `Preparation.prepare`. Checks the
-        schemas first, then the grammar made from the schemas. A worker never waits for a check."""
+        # A worker never waits for a check of a grammar.
         is_short = _is_short(ask.prompt)
         prepare = partial(self._preparation.prepare, ask)
         for _ in range(_MOST_CHECKS):
@@ -277,10 +272,8 @@ class Serving:
         handle: RequestHandle,
         new_id: Callable[[], str],
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """Yield the answer's events after its start. If the request asks for log-probabilities of
-        the prompt, all pieces wait for the end: the log-probabilities come first and are complete
-        only at the end. The last event waits until other replicas can find the turn: the client may
-        send its next request to another replica."""
+        # Log-probabilities of the prompt come first, and are complete only at the end. The last
+        # event waits for the upload: the next request may reach another replica.
         stream = AnswerStream(self._reader(prepared, new_id))
         held: list[AnswerPiece] = []
         scores = prepared.sampling.prompt_logprobs is not None
@@ -322,7 +315,6 @@ class Serving:
     def _record_turn(
         self, prepared: Prepared, stream: AnswerStream, done: CompletedGeneration
     ) -> Future[None] | None:
-        """Record the answer's tokens for verbatim replay; return the result of `TurnsPort.put`."""
         replayed, message = prepared.replayed, stream.message
         if replayed is None:
             return None
@@ -332,8 +324,7 @@ class Serving:
         return self._replay.record_cut(replayed, message)
 
     def _expect(self, submission: Submission, message: Message) -> None:
-        """If `message` calls tools, expect the agent back after the tools' usual time, unless the
-        submission has its own hints."""
+        """If `message` calls tools, expect the agent back after the tools' usual time."""
         agent, tenant, hints = submission.agent_id, submission.tenant, submission.hints
         tools = [call.name for call in message.tool_calls]
         seconds = self._tool_times.called(agent, tenant, tools) if submission.keep else None
@@ -343,7 +334,6 @@ class Serving:
             self._thread.call(lambda engine: engine.expect(agent, seconds, tenant=tenant))
 
     def _reader(self, prepared: Prepared, new_id: Callable[[], str]) -> AnswerReader | None:
-        """Return the reader of the answer; None for a plain prompt, whose answer is all text."""
         if prepared.chat is None:
             return None
         return AnswerReader(
@@ -356,8 +346,8 @@ class Serving:
 
 
 class Arrivals:
-    """Wakes tasks of `loop` for which events have arrived. A call into the loop costs a system
-    call, so one call serves all events that arrive before the loop handles the call."""
+    """Wakes the tasks of `loop` for which events have arrived. One call into the loop serves
+    many events."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -365,7 +355,7 @@ class Arrivals:
         self._is_called = False
 
     def add(self, arrived: asyncio.Event) -> None:
-        """Set `arrived` on the loop. Thread-safe. Raises RuntimeError if the loop is closed."""
+        """Wake the task of `arrived`. Thread-safe. Raises RuntimeError if the loop is closed."""
         self._arrived.append(arrived)
         if self._is_called:
             return
@@ -383,8 +373,7 @@ class Arrivals:
 
 
 class EventQueue:
-    """Events of one request, from the engine's thread to one task of a loop. The queue is
-    bounded: a request has one event per token and per prefill chunk."""
+    """The events of one request, from the engine's thread to a task of a loop."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
@@ -409,7 +398,7 @@ class EventQueue:
 
 
 async def _ended(uploading: Future[None] | None) -> None:
-    """Wait for the upload, at most `MOST_WAIT`. A cancelled caller does not stop the upload."""
+    # A cancelled caller does not stop the upload.
     if uploading is not None:
         await asyncio.wait((asyncio.wrap_future(uploading),), timeout=MOST_WAIT)
 
@@ -426,6 +415,5 @@ def _new_call_id() -> str:
 
 
 def _is_short(prompt: Prompt) -> bool:
-    """Return whether the preparation of `prompt` takes at most about a tenth of a second."""
     n_parts = len(prompt.messages) + len(prompt.tools) if isinstance(prompt, Chat) else 0
     return length_of(prompt) + _PART * n_parts <= _SHORT
