@@ -1,4 +1,4 @@
-"""Blocks and agents' manifests as checksummed files in one folder. See docs/store-format.md."""
+"""Blocks and manifests as checksummed files in one folder. See docs/store-format.md."""
 
 from semantic.adapters.stores.disk.files import FileSystem
 from semantic.adapters.stores.disk.maintenance import CheckReport, CollectReport, Problem

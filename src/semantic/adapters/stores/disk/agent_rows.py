@@ -1,7 +1,6 @@
-"""The index's rows of agents: the generations of their manifests, and the blocks in their chains.
+"""The index's rows of agents and their manifests.
 
-All functions take an open connection; functions that write require a transaction. Knows nothing
-about files.
+Functions that write require a transaction.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _UPSERT = (
     " tenant = ?6, name = ?7, parent = ?8, time = ?9, proof = ?10"
 )
 _LAST: Place = ((1 << 63) - 1, b"\xff")
-"""A place before all agents in the list, which begins with the newest agent."""
+"""A place before all agents in the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Listed:
 
 
 def generations(db: sqlite3.Connection, key: bytes) -> list[int]:
-    """Return the agent's stored generations, newest first; empty if the agent has no row."""
+    """Return the agent's stored generations, newest first."""
     rows = db.execute(
         "SELECT m.generation FROM manifests AS m JOIN agents AS a ON a.id = m.agent"
         " WHERE a.key = ? ORDER BY m.generation DESC",
@@ -46,7 +45,7 @@ def generations(db: sqlite3.Connection, key: bytes) -> list[int]:
 
 
 def all_manifests(db: sqlite3.Connection) -> dict[tuple[bytes, int], tuple[int, bytes]]:
-    """Return the cost and the first bytes of each manifest's file, by agent and generation."""
+    """Return the cost and the first bytes of each manifest's file."""
     rows = db.execute(
         "SELECT a.key, m.generation, m.cost, m.frame"
         " FROM manifests AS m JOIN agents AS a ON a.id = m.agent"
@@ -55,7 +54,7 @@ def all_manifests(db: sqlite3.Connection) -> dict[tuple[bytes, int], tuple[int, 
 
 
 def outdated(db: sqlite3.Connection) -> list[bytes]:
-    """Return the keys of the agents whose indexed chain differs from the newest manifest."""
+    """Return the agents whose rows differ from their newest manifest."""
     rows = db.execute(
         "SELECT key FROM agents AS a WHERE generation IS NOT"
         " (SELECT max(generation) FROM manifests WHERE agent = a.id)"
@@ -64,7 +63,7 @@ def outdated(db: sqlite3.Connection) -> list[bytes]:
 
 
 def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> list[BlockHash]:
-    """Insert an agent's newest manifest, which `file` contains; return its chain's block hashes."""
+    """Insert an agent's newest manifest; return the hashes of its blocks."""
     manifest = filed.manifest
     hashes = [link.hash for link in manifest.scope.chain(manifest.token_ids)]
     own = _row(filed)
@@ -88,7 +87,7 @@ def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> lis
 
 
 def drop_generation(db: sqlite3.Connection, key: bytes, generation: int) -> None:
-    """Delete a manifest's row; with the agent's last manifest, delete all the agent's rows."""
+    """Delete a manifest's row. The last one takes the agent's rows with it."""
     db.execute(
         "DELETE FROM manifests WHERE agent = ? AND generation = ?", (_id(db, key), generation)
     )
@@ -97,7 +96,7 @@ def drop_generation(db: sqlite3.Connection, key: bytes, generation: int) -> None
 
 
 def drop(db: sqlite3.Connection, key: bytes) -> None:
-    """Delete an agent's rows. Its blocks become unreferenced unless another agent shares them."""
+    """Delete an agent's rows."""
     agent = _id(db, key)
     hashes = _chain(db, agent)
     db.execute("DELETE FROM manifests WHERE agent = ?", (agent,))
@@ -109,8 +108,8 @@ def drop(db: sqlite3.Connection, key: bytes) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: bytes | None, *, pinned: bool
 ) -> bytes | None:
-    """Return the key of the tenant's agent saved longest ago, or None. Searches pinned
-    agents or, without `pinned`, unpinned agents, except `spared`."""
+    """Return the tenant's agent saved longest ago, or None. Searches pinned or unpinned agents,
+    except `spared`."""
     row = db.execute(
         "SELECT key FROM agents WHERE tenant = ? AND pinned = ? AND key IS NOT ?"
         " ORDER BY saved LIMIT 1",
@@ -120,7 +119,7 @@ def lru_victim(
 
 
 def chain_of(db: sqlite3.Connection, key: bytes) -> list[BlockHash]:
-    """Return the hashes of the blocks that the agent's newest manifest needs, unordered."""
+    """Return the hashes of the agent's blocks, unordered."""
     return _chain(db, _id(db, key))
 
 
@@ -128,7 +127,7 @@ def chain_of(db: sqlite3.Connection, key: bytes) -> list[BlockHash]:
 
 
 def page(db: sqlite3.Connection, *, scope: Scope, limit: int, after: Place | None) -> list[Listed]:
-    """Return at most `limit` agents of a scope, newest first, starting after the place `after`."""
+    """Return at most `limit` agents after the place `after`, newest first."""
     time, name = _LAST if after is None else after
     rows = db.execute(
         "SELECT key, time, name FROM agents"
@@ -145,19 +144,19 @@ def tenants(db: sqlite3.Connection) -> list[bytes]:
 
 
 def bytes_of(db: sqlite3.Connection, tenant: bytes) -> tuple[int, int]:
-    """Return the bytes of a tenant's blocks and manifests, and the number of pinned bytes."""
+    """Return the bytes of a tenant's blocks and manifests, and those of pinned agents."""
     row = db.execute("SELECT bytes, pinned FROM tenants WHERE tag = ?", (tenant,)).fetchone()
     return (0, 0) if row is None else (whole(row[0]), whole(row[1]))
 
 
 def larger(db: sqlite3.Connection, n_bytes: int) -> list[bytes]:
-    """Return the tags of the tenants with more than `n_bytes`, largest first."""
+    """Return the tenants with more than `n_bytes`, largest first."""
     rows = db.execute("SELECT tag FROM tenants WHERE bytes > ? ORDER BY bytes DESC", (n_bytes,))
     return [blob(row[0]) for row in rows]
 
 
 def namespaces(db: sqlite3.Connection, tenant: bytes) -> list[bytes]:
-    """Return the namespaces in which a tenant has agents, using one search for each namespace."""
+    """Return the namespaces in which a tenant has agents."""
     rows = db.execute(
         "WITH RECURSIVE known(one) AS ("
         " SELECT min(namespace) FROM agents WHERE tenant = ?1 UNION ALL"
@@ -170,7 +169,7 @@ def namespaces(db: sqlite3.Connection, tenant: bytes) -> list[bytes]:
 
 
 def children(db: sqlite3.Connection, scope: Scope, parent: str) -> list[str]:
-    """Return the names of the agents in a scope whose parent is `parent`, sorted."""
+    """Return the names of the agents whose parent is `parent`, sorted."""
     rows = db.execute(
         "SELECT name FROM agents WHERE tenant = ? AND namespace = ? AND parent = ? ORDER BY name",
         (scope.tenant, scope.namespace, packed_name(parent)),
@@ -181,7 +180,7 @@ def children(db: sqlite3.Connection, scope: Scope, parent: str) -> list[str]:
 def users(
     db: sqlite3.Connection, hashes: Sequence[BlockHash]
 ) -> dict[BlockHash, frozenset[AgentName]]:
-    """Return, by block, up to two agents whose newest manifest needs the block."""
+    """Return, by block, up to two agents that need it."""
     found = {}
     for one in hashes:
         rows = db.execute(
@@ -202,7 +201,7 @@ def count_of(db: sqlite3.Connection, tenant: bytes) -> int:
 
 
 def _row(filed: FiledManifest) -> tuple[object, ...]:
-    """Return the values of an agent's row, in the order of `_UPSERT` and `schema.verify_rows`."""
+    # In the order of `_UPSERT` and `schema.verify_rows`
     manifest = filed.manifest
     time, name = manifest.place
     return (
@@ -224,6 +223,6 @@ def _chain(db: sqlite3.Connection, agent: int) -> list[BlockHash]:
 
 
 def _id(db: sqlite3.Connection, key: bytes) -> int:
-    """Return the id of the agent's row; -1, which no row has as its id, for a missing agent."""
+    # -1 is the id of no row.
     row = db.execute("SELECT id FROM agents WHERE key = ?", (key,)).fetchone()
     return -1 if row is None else whole(row[0])

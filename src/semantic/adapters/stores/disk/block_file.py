@@ -15,9 +15,6 @@
       4080     16  xxh3-128 of the 4080 bytes before it
 
 All numbers are little-endian. The body follows without a gap and ends the file.
-
-`BlockReader` verifies every byte that it returns and reads with several threads. It does not decide
-what happens to a damaged file, and knows nothing about the index.
 """
 
 from __future__ import annotations
@@ -61,7 +58,7 @@ R = TypeVar("R")
 HEADER_BYTES = 4096
 VERSION = 1
 MAX_BODY_BYTES = 1 << 32
-"""The most bytes of a body: 16 MiB for each of 256 tokens. A sparse file can claim any size."""
+"""The most bytes of a body, 16 MiB for each of 256 tokens. A sparse file can claim any size."""
 
 _MAGIC = b"SEMBLOCK"
 _START = struct.Struct("<8sI")
@@ -82,7 +79,7 @@ _MAX_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """A verified header: the block's identity, and the body's size and checksum."""
+    """A verified header."""
 
     header: BlockHeader
     body_bytes: int
@@ -93,15 +90,15 @@ class FileHeader:
 
 
 def layout_stamp(layout: str) -> str:
-    """Return a layout's text for a header: its name or, for a long name, the name's hash."""
+    """Return a layout's name for a header, or the hash of a long name."""
     if len(layout.encode()) <= _LAYOUT_BYTES:
         return layout
     return "sha256:" + digest("layout-v1", layout.encode()).hex()
 
 
 def encode_header(block: StoredBlock) -> bytes:
-    """Return the 4096 bytes that precede the body of `block` in its file. Raises ValueError if the
-    block has too few or too many tokens."""
+    """Return the 4096 bytes before the body of `block`. Raises ValueError for a wrong number of
+    tokens."""
     link, body = block.header.link, block.data()
     if not 1 <= len(link.tokens) <= BLOCK_TOKENS:
         raise ValueError(f"a block has 1 to {BLOCK_TOKENS} tokens, got {len(link.tokens)}")
@@ -126,9 +123,8 @@ def encode_header(block: StoredBlock) -> bytes:
 
 
 def decode_header(data: bytes, key: BlockKey, file_bytes: int) -> FileHeader:
-    """Return the header in `data`, the first bytes of the file of block `key`, which has
-    `file_bytes`. Raises NewerFormatError if a later version wrote the file, and DamagedError unless
-    the header is intact and belongs to `key`."""
+    """Return the header in `data`, the first bytes of a file of `file_bytes`. Raises
+    NewerFormatError, or DamagedError unless the header is intact and belongs to `key`."""
     _check_frame(data)
     (_, _, code, n_tokens, n_layout, start, n_body, namespace, tenant, name, parent, body_sum) = (
         _FIELDS.unpack_from(data)
@@ -152,7 +148,7 @@ def decode_header(data: bytes, key: BlockKey, file_bytes: int) -> FileHeader:
 
 
 def require_same(found: FileHeader, expected: BlockHeader) -> None:
-    """Raise MismatchError unless a verified header equals `expected` in every field."""
+    """Raise MismatchError unless two headers are equal."""
     have, want = found.header, expected
     pairs: dict[str, tuple[object, object]] = {
         "namespace": (have.link.scope.namespace, want.link.scope.namespace),
@@ -203,12 +199,12 @@ class BlockReader:
         self._starting = threading.Lock()
 
     def header(self, key: BlockKey) -> FileHeader:
-        """Return the verified header of the block's file, without reading the body."""
+        """Return the block's verified header."""
         with self._entries.opened(block_entry(key)) as (fd, size):
             return self._header(fd, key, size)
 
     def check(self, key: BlockKey) -> FileHeader:
-        """Verify the block's header and body, and return the header."""
+        """Verify the block's header and body; return the header."""
         with self._entries.opened(block_entry(key)) as (fd, size):
             found = self._header(fd, key, size)
             scratch = memoryview(bytearray(min(_GROUP_BYTES, found.body_bytes)))
@@ -216,7 +212,7 @@ class BlockReader:
             return found
 
     def fill(self, read: BlockRead) -> None:
-        """Read the body into the targets of `read` and verify it there."""
+        """Read the body into the targets of `read`, and verify it."""
         with self._entries.opened(block_entry(read.header.key)) as (fd, size):
             found = self._expected(fd, read.header, size)
             segments = read.segments
@@ -225,7 +221,7 @@ class BlockReader:
             self._verify(fd, segments, found)
 
     def body(self, header: BlockHeader) -> bytes:
-        """Return the block's body after verification."""
+        """Return the block's verified body."""
         with self._entries.opened(block_entry(header.key)) as (fd, size):
             found = self._expected(fd, header, size)
             try:
@@ -236,8 +232,7 @@ class BlockReader:
                 raise OSError(errno.ENOMEM, "no memory for a block's body") from None
 
     def each(self, action: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Call `action` for all items, on several threads because reads release the GIL; return the
-        results in order."""
+        """Call `action` for all items, on several threads; return the results in order."""
         if len(items) <= 1:
             return [action(item) for item in items]
         with self._starting:
@@ -273,8 +268,7 @@ class BlockReader:
             raise DamagedError("body checksum")
 
     def _fill_group(self, fd: int, group: Sequence[memoryview], at: int) -> int:
-        """Read from offset `at` until `group` is full; return the offset where the next read
-        begins."""
+        """Read into `group` from offset `at`; return the offset of the next read."""
         rest = list(group)
         while rest:
             got = self._files.preadv(fd, rest, at)
@@ -286,14 +280,12 @@ class BlockReader:
 
 
 def _repeated(scratch: memoryview, n_bytes: int) -> Iterator[memoryview]:
-    """Yield `scratch` again and again, `n_bytes` in total; the last piece is a part of
-    `scratch`."""
     for at in range(0, n_bytes, _GROUP_BYTES):
         yield scratch[: n_bytes - at]
 
 
 def _groups(segments: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield the segments in order, as lists that one system call can fill."""
+    """Yield the segments as lists that one system call can fill."""
     group: list[memoryview] = []
     n_bytes = 0
     for piece in _pieces(segments):
@@ -313,7 +305,6 @@ def _pieces(segments: Iterable[memoryview]) -> Iterator[memoryview]:
 
 
 def _after(views: Sequence[memoryview], n_bytes: int) -> list[memoryview]:
-    """Return the part of `views` that follows their first `n_bytes`."""
     left = []
     for view in views:
         taken = min(n_bytes, len(view))

@@ -1,7 +1,6 @@
-"""The index's rows of blocks: finds blocks, their parents, their last uses and LRU victims.
+"""The index's rows of blocks.
 
-All functions take an open connection; functions that write require a transaction. All raise
-IndexBrokenError for an impossible row. Knows nothing about files.
+All functions may raise IndexBrokenError. Functions that write require a transaction.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from semantic.domain.stored import BlockHeader, Found, Tier, left_at
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 _MAX_VARIABLES = 500
-"""The most values to pass to one statement, below SQLite's limit."""
+"""The most values in one statement, below SQLite's limit."""
 
 _IS_PINNED = "EXISTS (SELECT 1 FROM chain WHERE chain.hash = {hash} AND chain.pinned = 1)"
 _LEAF = (
@@ -46,12 +45,12 @@ _LEAF = (
     " AND (b.part != 'full'"
     " OR NOT EXISTS (SELECT 1 FROM blocks AS c WHERE c.hash = b.hash AND c.id != b.id))"
 )
-"""SQL for "`b` is a leaf": no block follows `b`, and a full `b` has no other parts."""
+"""SQL condition for a block that no other block needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A block to evict, and the bytes that its eviction frees."""
+    """A block to evict, and its bytes."""
 
     key: BlockKey
     cost: int
@@ -61,7 +60,7 @@ class Victim:
 
 
 def file_bytes(db: sqlite3.Connection, key: BlockKey) -> int | None:
-    """Return the size of the block's file; None if the block has no row."""
+    """Return the size of the block's file; None without a row."""
     row = db.execute(
         "SELECT body_bytes FROM blocks WHERE hash = ? AND part = ?", _named(key)
     ).fetchone()
@@ -69,7 +68,7 @@ def file_bytes(db: sqlite3.Connection, key: BlockKey) -> int | None:
 
 
 def find(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-    """Return, by key, the size and tier of each block in `keys` that has a row."""
+    """Return the size and tier of the stored blocks among `keys`."""
     requested = set(keys)
     hashes = list({key.hash for key in requested})
     found = {}
@@ -98,7 +97,7 @@ def children(db: sqlite3.Connection, parent: BlockHash, part: Part) -> list[Bloc
 
 
 def roots(db: sqlite3.Connection, namespace: bytes) -> frozenset[BlockHash]:
-    """Return the parent hashes of the first blocks of all chains in `namespace`."""
+    """Return the parent hashes of the first blocks in `namespace`."""
     rows = db.execute(
         "SELECT DISTINCT b.parent FROM scopes AS s JOIN blocks AS b ON b.scope = s.id"
         " WHERE s.namespace = ? AND b.start = 0",
@@ -121,8 +120,7 @@ def nearest_children(
 
 
 def _searches(db: sqlite3.Connection, parent: bytes, part: str) -> tuple[Search, Search]:
-    """Return `at_most` and `above` for `nearest`, searching the blocks of `part` that follow
-    `parent`. The searches ignore blocks with ids of four bytes, which no vocabulary contains."""
+    # Without ids of four bytes, which no vocabulary has
 
     def search(condition: str, packed: bytes) -> bytes | None:
         row = db.execute(
@@ -136,13 +134,13 @@ def _searches(db: sqlite3.Connection, parent: bytes, part: str) -> tuple[Search,
 
 
 def _narrowable(packed: bytes) -> bytes:
-    """Return the packed tokens before the first token whose id needs four bytes."""
+    """Return the tokens before the first id of four bytes."""
     wide = next((i for i, byte in enumerate(packed[3::4]) if byte), None)
     return packed if wide is None else packed[: wide * TOKEN_BYTES]
 
 
 def all_sizes(db: sqlite3.Connection) -> dict[BlockKey, int]:
-    """Return the size of each block's file in bytes, by the block's key."""
+    """Return the bytes of each block's file, by key."""
     rows = db.execute("SELECT hash, part, body_bytes FROM blocks")
     return {_key(row[0], row[1]): HEADER_BYTES + whole(row[2]) for row in rows}
 
@@ -151,7 +149,7 @@ def all_sizes(db: sqlite3.Connection) -> dict[BlockKey, int]:
 
 
 def add(db: sqlite3.Connection, header: BlockHeader, body_bytes: int, used: int) -> None:
-    """Insert the row of a block whose file is installed."""
+    """Insert the row of a block whose file exists."""
     link = header.link
     scope = (link.scope.namespace, link.scope.tenant, layout_stamp(header.layout))
     db.execute("INSERT OR IGNORE INTO scopes(namespace, tenant, layout) VALUES (?, ?, ?)", scope)
@@ -174,7 +172,7 @@ def add(db: sqlite3.Connection, header: BlockHeader, body_bytes: int, used: int)
 
 
 def drop(db: sqlite3.Connection, key: BlockKey) -> None:
-    """Delete the row of a block, if there is one."""
+    """Delete the row of a block if it exists."""
     db.execute("DELETE FROM blocks WHERE hash = ? AND part = ?", _named(key))
 
 
@@ -182,13 +180,13 @@ def drop(db: sqlite3.Connection, key: BlockKey) -> None:
 
 
 def tick(db: sqlite3.Connection, n: int = 1) -> int:
-    """Advance the counter of uses by `n`; return its previous value."""
+    """Advance the counter of uses; return its previous value."""
     db.execute("UPDATE numbers SET value = value + ? WHERE name = 'clock'", (n,))
     return one(db, "SELECT value FROM numbers WHERE name = 'clock'") - n
 
 
 def touch(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> None:
-    """Mark the blocks as used now, the first key as the most recently used."""
+    """Mark the blocks as used now, the first as the most recent."""
     last = tick(db, len(keys)) + len(keys)
     db.executemany(
         "UPDATE blocks SET used = ? WHERE hash = ? AND part = ?",
@@ -197,7 +195,7 @@ def touch(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> None:
 
 
 def touch_chain(db: sqlite3.Connection, hashes: Sequence[BlockHash]) -> None:
-    """Mark all parts of the blocks as used now, the first block as the most recently used."""
+    """Mark all parts of the blocks as used now, the first as the most recent."""
     last = tick(db, len(hashes)) + len(hashes)
     db.executemany(
         "UPDATE blocks SET used = ? WHERE hash = ?",
@@ -206,8 +204,7 @@ def touch_chain(db: sqlite3.Connection, hashes: Sequence[BlockHash]) -> None:
 
 
 def abandon(db: sqlite3.Connection, tenant: bytes, hashes: Iterable[BlockHash]) -> None:
-    """Make eviction take the tenant's blocks `hashes` sooner, except blocks that an agent needs:
-    set their last use to `left_at`."""
+    """Mark the blocks that no agent needs for earlier eviction."""
     now = tick(db, 0)
     sql = "SELECT used FROM blocks WHERE scope = ? AND pinned = 0 ORDER BY used LIMIT 1"
     firsts = (db.execute(sql, (scope,)).fetchone() for scope in _scopes(db, tenant))
@@ -220,13 +217,12 @@ def abandon(db: sqlite3.Connection, tenant: bytes, hashes: Iterable[BlockHash]) 
 
 
 def _scopes(db: sqlite3.Connection, tenant: bytes) -> list[int]:
-    """Return the ids of the tenant's scopes: one for each model that the tenant used."""
     rows = db.execute("SELECT id FROM scopes WHERE tenant = ?", (tenant,)).fetchall()
     return [whole(row[0]) for row in rows]
 
 
 def update_pins(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> None:
-    """Recompute which of the blocks `hashes` belong to a pinned agent."""
+    """Recompute which of the blocks belong to a pinned agent."""
     db.executemany(
         f"UPDATE blocks SET pinned = {_IS_PINNED.format(hash='blocks.hash')}"  # noqa: S608
         " WHERE hash = ?",
@@ -246,8 +242,8 @@ def update_all_pins(db: sqlite3.Connection) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: Sequence[BlockHash], *, pinned: bool
 ) -> Victim | None:
-    """Return the tenant's least recently used leaf block, or None. Searches pinned blocks or,
-    without `pinned`, unpinned blocks, except `spared`."""
+    """Return the tenant's least recently used leaf block, or None. Searches pinned or unpinned
+    blocks, except `spared`."""
     places = ",".join("?" * len(spared))
     sql = (
         "SELECT b.used, -b.start, b.hash, b.part, b.cost FROM blocks AS b"  # noqa: S608
@@ -262,7 +258,7 @@ def lru_victim(
 
 
 def unneeded(db: sqlite3.Connection) -> list[Victim]:
-    """Return the blocks that belong to no agent, least recently used first."""
+    """Return the blocks that no agent needs, least recently used first."""
     rows = db.execute(
         "SELECT hash, part, cost FROM blocks"
         " WHERE hash NOT IN (SELECT hash FROM chain) ORDER BY used"
@@ -273,8 +269,8 @@ def unneeded(db: sqlite3.Connection) -> list[Victim]:
 def superseded(
     db: sqlite3.Connection, before: Iterable[BlockHash], links: Iterable[BlockLink]
 ) -> list[BlockKey]:
-    """Return the FULL bodies of partial blocks that no agent needs and whose tokens begin a longer
-    block. Searches the blocks `before`, and the blocks whose tokens begin a block in `links`."""
+    """Return the partial blocks whose tokens begin a longer block, and that no agent needs.
+    Searches `before`, and the blocks that begin like one of `links`."""
     names = dict.fromkeys(before)
     for link in links:
         packed = _narrowable(pack_tokens(link.tokens))
@@ -286,8 +282,7 @@ def superseded(
 
 
 def unneeded_checkpoints(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> list[BlockKey]:
-    """Return the checkpoints and windows, unneeded by any agent, at the ends of the partial blocks
-    `hashes`. Skips a checkpoint that is not larger than the previous block's keys and values."""
+    """Return the checkpoints and windows of partial blocks that no agent needs."""
     large = [name for name in dict.fromkeys(hashes) if _has_large_checkpoint(db, name)]
     keys = [BlockKey(name, part) for name in large for part in (Part.CHECKPOINT, Part.WINDOW)]
     return [key for key in keys if _is_unneeded(db, key)]
@@ -304,7 +299,6 @@ def _has_large_checkpoint(db: sqlite3.Connection, name: BlockHash) -> bool:
 
 
 def _is_unneeded(db: sqlite3.Connection, key: BlockKey) -> bool:
-    """Return whether the block is stored and partial, and no agent's chain contains it."""
     row = db.execute(
         "SELECT 1 FROM blocks WHERE hash = ? AND part = ? AND n_tokens < ?"
         " AND NOT EXISTS (SELECT 1 FROM chain WHERE chain.hash = blocks.hash)",
@@ -314,7 +308,6 @@ def _is_unneeded(db: sqlite3.Connection, key: BlockKey) -> bool:
 
 
 def _has_longer(db: sqlite3.Connection, key: BlockKey) -> bool:
-    """Return whether a stored sibling begins with the block's tokens and has more tokens."""
     row = db.execute(
         "SELECT t.parent, t.packed FROM blocks AS b JOIN tokens AS t ON t.block = b.id"
         " WHERE b.hash = ? AND b.part = ? AND t.width = 3",
@@ -343,7 +336,7 @@ def _key(name: object, part: object) -> BlockKey:
 
 
 def _header(parent: BlockHash, row: tuple[object, ...]) -> BlockHeader:
-    """Return the header of the block in `row`. Recomputes the hash instead of trusting the row."""
+    # The hash is computed again, not trusted.
     name, part, start, width, stored, namespace, tenant, layout = row
     key, packed = _key(name, part), packed_in(width, stored)
     match start, packed, namespace, tenant, layout:

@@ -1,8 +1,6 @@
-"""Block and manifest files by name: opens, installs, deletes and quarantines them. Follows no link.
+"""Block and manifest files by name: opens, installs, deletes and quarantines them.
 
-A name consists of digests and fixed words; no user text becomes part of a path. Opens each file
-through a descriptor of its shard's folder, and so refuses any symbolic link in place of a shard or
-file. Knows names, costs and kinds of damage; knows nothing about file contents.
+No text of a user becomes part of a path. Refuses symbolic links.
 """
 
 from __future__ import annotations
@@ -30,33 +28,30 @@ from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.identity import digest
 
 PAGE = 4096
-"""The bytes of a page. File systems allocate whole pages, which make up the cost of a file."""
+"""The bytes of a page. File systems allocate whole pages."""
 MAX_NUMBER = 1 << 62
-"""The largest number accepted from a file. The index can store numbers twice as large, so a counter
-that continues from such a number does not overflow."""
+"""The largest number accepted from a file. Twice this number still fits into the index."""
 MAX_QUARANTINED = 16
-"""The number of quarantined files to keep for inspection; the store deletes older files."""
+"""The number of quarantined files to keep."""
 _NAME_BYTES = 256
-"""The most bytes that a file's name can add to its folder."""
+"""The most bytes that a name adds to its folder."""
 _MAX_COST = 1 << 44
-"""The largest cost of one file in bytes. It exceeds any quota, yet the sum for half a million
-sparse files, which can claim any size, does not overflow."""
+"""The largest cost of one file in bytes, above any quota."""
 _NOT_PLAIN = {errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EOPNOTSUPP, errno.EMLINK}
 _SHARD_NAME_LENGTH = 2
 _LAST_NUMBER = 10**20 - 1
-"""The last number for names in `bad/`. The names begin with 20 digits, so that they sort."""
+"""The last number of names in `bad/`, with 20 digits."""
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _BLOCK = re.compile(r"([0-9a-f]{64})\.(full|window|checkpoint)")
 _MANIFEST = re.compile(r"([0-9a-f]{64})\.([0-9]{20})")
 
 
 class UnreadableError(Exception):
-    """The file is unreadable, or belongs to another block or manifest."""
+    """The file is damaged, of a later version, or of another block."""
 
 
 class DamagedError(UnreadableError):
-    """The contents of a file are invalid or do not match its name. The message is the kind of
-    damage."""
+    """The contents of a file are invalid. The message is the kind of damage."""
 
     @property
     def kind(self) -> str:
@@ -64,15 +59,15 @@ class DamagedError(UnreadableError):
 
 
 class NewerFormatError(UnreadableError):
-    """A later version of the program wrote the file. The store leaves the file alone."""
+    """A later version wrote the file, which the store leaves alone."""
 
 
 class MismatchError(UnreadableError):
-    """A file is intact but belongs to another block. The message names the field that differs."""
+    """An intact file belongs to another block. The message names the field that differs."""
 
 
 class Kind(StrEnum):
-    """The two kinds of files, each in a folder of 256 shards: one per first byte of a name."""
+    """The two kinds of files, each in a folder of 256 shards."""
 
     BLOCKS = "blocks"
     AGENTS = "agents"
@@ -95,11 +90,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file or folder in a shard. `n_bytes` is None unless `path` is a plain file of this user.
+    """A file or folder in a shard. `n_bytes` is None unless it is a plain file of this user.
 
-    `path` is relative to the store's folder and printable, see `escape_name`. `entry` is None if
-    the store cannot have written the file, for example for a folder or for a name that does not
-    belong in this shard.
+    `path` is relative to the store's folder. `entry` is None if the store cannot have written the
+    file.
     """
 
     path: str
@@ -109,7 +103,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A file in `bad/`: its name in that folder, and its size."""
+    """The name and size of a file in `bad/`."""
 
     name: str
     n_bytes: int
@@ -124,7 +118,7 @@ def manifest_entry(agent: bytes, generation: int) -> Entry:
 
 
 def parse_block(name: str) -> BlockKey | None:
-    """Return the key of the block whose file is called `name`; None if `name` fits no block."""
+    """Return the key of the block whose file is called `name`, or None."""
     match = _BLOCK.fullmatch(name)
     if match is None:
         return None
@@ -132,8 +126,7 @@ def parse_block(name: str) -> BlockKey | None:
 
 
 def parse_manifest(name: str) -> tuple[bytes, int] | None:
-    """Return the agent key and the generation of the manifest whose file is called `name`; None if
-    `name` fits no manifest."""
+    """Return the agent and the generation of the manifest whose file is called `name`, or None."""
     match = _MANIFEST.fullmatch(name)
     return None if match is None else (bytes.fromhex(match[1]), int(match[2]))
 
@@ -145,27 +138,27 @@ def agent_key(scope: Scope, agent_id: str) -> bytes:
 
 
 def cost_of(n_bytes: int) -> int:
-    """Return a file's cost for the quota in bytes: the pages that hold `n_bytes`, and its name."""
+    """Return the bytes of a file for the quota: whole pages, and its name."""
     return min(-(-n_bytes // PAGE) * PAGE + _NAME_BYTES, _MAX_COST)
 
 
 def escape_name(name: str) -> str:
-    """Percent-encode a file name as printable text; `unescape_name` decodes the text."""
+    """Percent-encode a file name as printable text."""
     return quote(os.fsencode(name), safe=_PRINTABLE)
 
 
 def unescape_name(text: str) -> str:
-    """Return the name that `escape_name` turned into `text`."""
+    """Return the name that `escape_name` encoded."""
     return os.fsdecode(unquote_to_bytes(text))
 
 
 def is_plain(found: os.stat_result) -> bool:
-    """Return whether `found` describes a regular file of this user with one hard link."""
+    """Return whether `found` is a regular file of this user with one hard link."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
 
 
 class Entries:
-    """The two folders of shards below `root`, and the quarantine folder `bad/` next to them."""
+    """The files below `root`, and the quarantine folder `bad/`."""
 
     def __init__(self, root: Path, files: FileSystem) -> None:
         self.root = root
@@ -179,8 +172,8 @@ class Entries:
 
     @contextmanager
     def opened(self, entry: Entry) -> Iterator[tuple[int, int]]:
-        """Yield the file's descriptor and its size in bytes. Raises DamagedError unless the entry
-        is a plain file, and OSError if the system cannot open the file."""
+        """Yield the file's descriptor and its size in bytes. Raises DamagedError unless it is a
+        plain file, or OSError."""
         with self._shard(entry.kind, entry.shard) as shard:
             try:
                 fd = self.files.open(entry.name, READ_FLAGS, dir_fd=shard)
@@ -200,7 +193,7 @@ class Entries:
                     self.files.close(fd)
 
     def size(self, entry: Entry) -> int | None:
-        """Return the file's size in bytes; None if the file is missing or not a plain file."""
+        """Return the file's bytes; None unless it is a plain file."""
         try:
             with self._shard(entry.kind, entry.shard) as shard:
                 found = self.files.lstat(entry.name, dir_fd=shard)
@@ -209,7 +202,7 @@ class Entries:
         return found.st_size if is_plain(found) else None
 
     def exists(self, entry: Entry) -> bool:
-        """Return whether the entry's name exists, as a file or anything else."""
+        """Return whether the name exists, as a file or anything else."""
         try:
             with self._shard(entry.kind, entry.shard) as shard:
                 self.files.lstat(entry.name, dir_fd=shard)
@@ -218,7 +211,7 @@ class Entries:
         return True
 
     def install(self, temporary: Path, entry: Entry) -> None:
-        """Atomically rename a finished file to its final name. Quarantine a folder of that name."""
+        """Atomically rename a finished file to its final name."""
         with suppress(FileExistsError):
             self.files.mkdir(self._folder(entry.kind, entry.shard))
         with self._shard(entry.kind, entry.shard) as shard:
@@ -229,20 +222,19 @@ class Entries:
                 self.files.rename(temporary, entry.name, to=shard)
 
     def delete(self, entry: Entry) -> None:
-        """Delete the file, folder or link with the entry's name, if it exists."""
+        """Delete the file or folder `entry`, if it exists."""
         with suppress(FileNotFoundError), self._shard(entry.kind, entry.shard) as shard:
             delete_any(self.files, entry.name, shard)
 
     def sync(self, entry: Entry) -> None:
-        """Make the file's contents reach the drive before the data of any later sync."""
+        """Write the contents to the drive before the data of any later sync."""
         with self.opened(entry) as (fd, _):
             self.files.sync_data(fd)
 
     # Quarantine
 
     def quarantine(self, entry: Entry) -> Quarantined | None:
-        """Move the file, folder or link with the entry's name to `bad/`; return None if the name
-        does not exist."""
+        """Move a file to `bad/`; return None if it does not exist."""
         with opened(self.files, self.bad, FOLDER_FLAGS, reads=True) as bad:
             names = self.quarantined()
             # Numbered, not dated, so that the order does not depend on the clock.
@@ -264,7 +256,7 @@ class Entries:
         return sorted(name for name in names if name[:20].isdecimal() and name[20:21] == "-")
 
     def delete_quarantined(self, name: str) -> None:
-        """Delete a quarantined file or folder, if it exists."""
+        """Delete a quarantined file, if it exists."""
         with (
             suppress(FileNotFoundError),
             opened(self.files, self.bad, FOLDER_FLAGS, reads=True) as bad,
@@ -278,7 +270,7 @@ class Entries:
         return sorted(name for name in names if len(name) == _SHARD_NAME_LENGTH)
 
     def listed(self, kind: Kind) -> Iterator[Listed]:
-        """Yield each file and folder in the shards of `kind`, whatever its name."""
+        """Yield each file and folder in the shards of `kind`."""
         for name in self.shards(kind):
             try:
                 with self._shard(kind, name) as shard:
@@ -287,7 +279,7 @@ class Entries:
                 continue  # a link or file in place of a shard: not part of the store
 
     def sync_shard(self, kind: Kind, shard: str) -> None:
-        """Make the names in the shard, and the name of the shard itself, survive power loss."""
+        """Make the names in the shard survive power loss."""
         sync_folder(self.files, self._folder(kind, shard))
         sync_folder(self.files, self.root / kind.value)
 

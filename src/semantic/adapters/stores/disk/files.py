@@ -1,8 +1,4 @@
-"""Every system call of the disk store in one class, so that tests can make each call fail.
-
-Knows how to make data durable on each platform, and counts failures. Knows nothing about blocks or
-layouts.
-"""
+"""The system calls of the disk store in one class, so that tests can make each of them fail."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from semantic.domain.stored import COUNTERS
 logger = logging.getLogger("semantic.store")
 
 _F_BARRIERFSYNC = 85
-"""macOS's `fcntl` command that makes a file's data reach the drive before any later write."""
+"""macOS's `fcntl` command that writes a file's data before any later write."""
 
 Where = Path | str
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -32,12 +28,11 @@ READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 FOLDER_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PREFIX = 21
-"""The number of leading characters of a quarantined folder's name that its moved subfolders keep:
-they form the number by which names in `bad/` sort."""
+"""The length of the number that begins a name in `bad/`."""
 
 
 class FileSystem:
-    """The operating system's files. Every method raises the OSError of its system call."""
+    """The operating system's files. Methods raise the OSError of their system call."""
 
     def open(self, path: Where, flags: int, *, dir_fd: int | None = None) -> int:
         """Return a file descriptor. A created file has mode 0600."""
@@ -51,8 +46,7 @@ class FileSystem:
         return os.write(fd, data)
 
     def preadv(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
-        """Read bytes into `targets`, possibly fewer than fit; return the number of bytes read, 0 at
-        the file's end."""
+        """Read bytes into `targets`; return the number of bytes read, 0 at the file's end."""
         return os.preadv(fd, targets, offset)
 
     def fstat(self, fd: int) -> os.stat_result:
@@ -65,7 +59,7 @@ class FileSystem:
         Path(path).mkdir(mode=0o700)
 
     def rename(self, source: Where, target: Where, *, to: int, of: int | None = None) -> None:
-        """Rename `source`, relative to the folder `of` if given, to `target` in the folder `to`."""
+        """Rename `source`, in the folder `of` if given, to `target` in the folder `to`."""
         os.replace(source, target, src_dir_fd=of, dst_dir_fd=to)
 
     def unlink(self, path: Where, *, dir_fd: int | None = None) -> None:
@@ -79,7 +73,7 @@ class FileSystem:
         return os.listdir(folder)  # noqa: PTH208  # accepts a descriptor
 
     def try_lock(self, fd: int) -> bool:
-        """Lock an open file exclusively; return False if another open file holds the lock."""
+        """Lock an open file; return False if another open file has the lock."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -90,7 +84,7 @@ class FileSystem:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
     def sync_data(self, fd: int) -> None:
-        """Make the data of the file `fd` reach the drive before the data of any later sync."""
+        """Write the data of a file to the drive before the data of any later sync."""
         if sys.platform == "darwin":
             try:
                 fcntl.fcntl(fd, _F_BARRIERFSYNC)
@@ -100,7 +94,7 @@ class FileSystem:
             os.fdatasync(fd)
 
     def sync_all(self, fd: int) -> None:
-        """Make the file or folder `fd`, and all data synced earlier, survive power loss."""
+        """Make a file, and all data synced earlier, survive power loss."""
         if sys.platform == "darwin":
             try:
                 fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
@@ -111,16 +105,15 @@ class FileSystem:
 
 
 class Counts:
-    """Named counters since the store opened; some names exist from the start. Thread-safe. Besides
-    a total such as "damaged", there is a counter for each kind, such as "damaged: body
-    checksum"."""
+    """Named counters since the store opened, with one for each kind, such as "damaged: body
+    checksum". Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
 
     def add(self, name: str, kind: str = "", n: int = 1) -> int:
-        """Add `n` to the counter called `name`, and return its new total."""
+        """Add `n` to a counter; return its total."""
         with self._lock:
             self._counts[name] += n
             if kind:
@@ -128,8 +121,7 @@ class Counts:
             return self._counts[name]
 
     def add_error(self, name: str, error: OSError) -> None:
-        """Count `error` under the name of its errno, for example "write_errors: ENOSPC". Logs the
-        first, tenth, hundredth (and so on) failed write, unless the folder is missing."""
+        """Count `error` by its errno, for example "write_errors: ENOSPC"."""
         kind = errno.errorcode.get(error.errno or 0, "unknown")
         n = self.add(name, kind)
         is_write = name == "write_errors" and kind not in {"ENOENT", "ESTALE"}
@@ -148,7 +140,7 @@ class Counts:
 def opened(
     files: FileSystem, path: Where, flags: int, *, dir_fd: int | None = None, reads: bool = False
 ) -> Iterator[int]:
-    """Yield an open descriptor and close it on exit. If `reads`, ignore an error while closing."""
+    """Yield an open descriptor, then close it."""
     fd = files.open(path, flags, dir_fd=dir_fd)
     try:
         yield fd
@@ -158,8 +150,7 @@ def opened(
 
 
 def delete_any(files: FileSystem, name: str, folder: int) -> None:
-    """Delete the file, link or folder tree `name` in the open folder `folder`. Never follows a
-    link. Raises FileNotFoundError if `name` is missing."""
+    """Delete a file, link or folder tree. Never follows a link. Raises FileNotFoundError."""
     try:
         files.unlink(name, dir_fd=folder)
     except OSError as error:
@@ -173,8 +164,7 @@ def delete_any(files: FileSystem, name: str, folder: int) -> None:
 
 
 def _delete_folder(files: FileSystem, name: str, parent: int) -> None:
-    """Delete a folder tree. Moves nested folders next to `name` first, so that at most three
-    folders are open at a time, at any depth of the tree."""
+    # Nested folders move up first, so that at most three folders are open at any depth.
     left = [name]
     while left:
         this = left[-1]
@@ -193,14 +183,14 @@ def _delete_folder(files: FileSystem, name: str, parent: int) -> None:
 
 
 def write_whole(files: FileSystem, fd: int, data: bytes | memoryview) -> None:
-    """Write all of `data`, continuing after short writes."""
+    """Write all of `data`."""
     rest = memoryview(data)
     while rest:
         rest = rest[files.write(fd, rest) :]
 
 
 def read_whole(files: FileSystem, fd: int, n_bytes: int) -> bytes:
-    """Return the first `n_bytes` of a file, or the whole file if the file is shorter."""
+    """Return the first `n_bytes` of a file, or all of a shorter file."""
     data = bytearray(n_bytes)
     view = memoryview(data)
     at = 0
@@ -213,6 +203,6 @@ def read_whole(files: FileSystem, fd: int, n_bytes: int) -> bytes:
 
 
 def sync_folder(files: FileSystem, path: Where) -> None:
-    """Make the names of files created in a folder or renamed into it survive power loss."""
+    """Make the names in a folder survive power loss."""
     with opened(files, path, FOLDER_FLAGS) as fd:
         files.sync_all(fd)

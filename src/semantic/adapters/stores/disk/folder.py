@@ -1,13 +1,12 @@
-"""The store's folder: creates or refuses it, locks it, and keeps track of unfinished files.
+"""The folder of a disk store, its locks, and its unfinished files.
 
     FORMAT        {"format": 1, "secret": digest of the secret}
     secret        32 random bytes
-    lock          held during changes of the folder
+    lock          locked during changes of the folder
     blocks/, agents/, bad/, index.sqlite
-    tmp/<random>/ a session: one process's unfinished files and the lock file it holds
+    tmp/<random>/ a session: the unfinished files and the lock file of one process
 
-Uses the system's file locks, which end with their process. Does not rely on process ids or clocks.
-`agent_names` reads a store without opening it. Otherwise knows nothing about blocks or the index.
+The system's file locks end with their process.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ SECRET_BYTES = 32
 
 _FOLDERS = ("blocks", "agents", "bad", "tmp")
 _BEFORE_FORMAT = {"lock", "secret", "secret.new", "FORMAT.new", "lost+found"}
-"""Names that may exist without FORMAT, for example after an interrupted creation."""
+"""Names that may exist without FORMAT, after an interrupted creation."""
 _MAX_FORMAT_BYTES = 4096
 _LOCK_SECONDS = 10.0
 _OPEN_SECONDS = 60.0
@@ -62,7 +61,7 @@ _MAX_PAUSE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The contents of the file FORMAT: the format's number, and the secret's digest."""
+    """The contents of the file FORMAT."""
 
     format: int
     secret_digest: bytes
@@ -74,11 +73,11 @@ class Stamp:
 
 
 class Folder:
-    """An open store folder. `locked` keeps out other threads and other processes. Methods raise
-    OSError unless their docstrings say otherwise."""
+    """An open store folder. `locked` excludes other threads and processes. Methods raise OSError
+    unless their docstrings say otherwise."""
 
     def __init__(self, root: Path, files: FileSystem) -> None:
-        """Set the fields only; `open_folder` also checks the folder."""
+        """See `open_folder`."""
         self.root = root
         self.files = files
         self.secret = b""
@@ -113,7 +112,7 @@ class Folder:
             self._start_session()
 
     def close(self) -> None:
-        """Delete this process's unfinished files and release its locks. Raises nothing."""
+        """Delete this process's unfinished files, and release its locks. Raises nothing."""
         if self._session_fd is not None:
             with suppress(OSError):
                 self._delete_session(self.session)
@@ -125,8 +124,8 @@ class Folder:
 
     @contextmanager
     def locked(self, seconds: float | None = None) -> Iterator[None]:
-        """Hold exclusive access to the folder; reentrant within a thread. Raises OSError if the
-        lock is not free after `seconds`, or if the folder is gone."""
+        """Lock the folder for this thread. Raises OSError if another process holds it for
+        `seconds`, or if the folder is gone."""
         seconds = seconds or _LOCK_SECONDS
         if not self._mutex.acquire(timeout=seconds):
             raise OSError(errno.EAGAIN, "another thread holds the lock of the store")
@@ -147,7 +146,7 @@ class Folder:
 
     @contextmanager
     def temporary(self) -> Iterator[Path]:
-        """Yield a path for an unfinished file; delete the file on exit unless it was renamed."""
+        """Yield a path for an unfinished file. Deletes the file on exit, unless it was renamed."""
         path = self.root / "tmp" / self.session / str(next(self._numbers))
         try:
             yield path
@@ -158,7 +157,7 @@ class Folder:
     def create(
         self, path: Path, data: bytes, *, rest: bytes | memoryview = b"", sync: bool = False
     ) -> None:
-        """Write `data`, then `rest`, to a new file; with `sync`, make the file durable."""
+        """Write `data`, then `rest`, to a new file. With `sync`, make it durable."""
         with opened(self.files, path, CREATE_FLAGS) as fd:
             write_whole(self.files, fd, data)
             write_whole(self.files, fd, rest)
@@ -167,13 +166,13 @@ class Folder:
         self.on_written(len(data) + len(rest))
 
     def replace(self, name: str, data: bytes, *, sync: bool) -> None:
-        """Replace a file in the folder atomically; with `sync`, make the new file durable."""
+        """Replace a file in the folder atomically. With `sync`, make it durable."""
         with self.temporary() as path:
             self.create(path, data, sync=sync)
             self._install(path, name)
 
     def sessions(self) -> dict[str, bool]:
-        """Return, by session, whether the session's process is alive. Callers hold the lock."""
+        """Return, by session, whether its process is alive. Callers hold the lock."""
         names = self.files.names(self.root / "tmp")
         return {name: name == self.session or self._is_alive(name) for name in names}
 
@@ -196,7 +195,6 @@ class Folder:
         self.files.try_lock(self._session_fd)
 
     def _is_alive(self, session: str) -> bool:
-        """Return whether a process holds the lock on the session's lock file."""
         try:
             with opened(self.files, self.root / "tmp" / session / "lock", READ_FLAGS) as fd:
                 return not self.files.try_lock(fd)
@@ -206,8 +204,7 @@ class Folder:
             return True  # unknown: do not touch it
 
     def _count_in(self, session: str) -> int:
-        """Return the number of files in a dead session's folder; 1 if the session is not a folder,
-        0 if another process has just deleted the folder."""
+        # 1 if the session is not a folder, 0 if another process has deleted it
         try:
             with opened(self.files, self.root / "tmp" / session, FOLDER_FLAGS, reads=True) as fd:
                 return len(self.files.names(fd))
@@ -238,7 +235,7 @@ class Folder:
             self._create("secret", secrets.token_bytes(SECRET_BYTES))
 
     def _create(self, name: str, data: bytes) -> None:
-        """Create a durable file atomically: write a file of another name, then rename the file."""
+        """Write a new file atomically."""
         new = self.root / f"{name}.new"
         with suppress(FileNotFoundError):
             self.files.unlink(new)
@@ -262,8 +259,7 @@ class Folder:
             pause = min(2 * pause, _MAX_PAUSE)
 
     def _require_same_folder(self) -> None:
-        """Raise OSError if the folder is gone, or if a link or another folder has its name now and
-        would receive the files. Log the first failure."""
+        """Raise OSError if the folder is gone, or if a link or another folder has its name now."""
         try:
             found = self.files.lstat(self.root)
         except FileNotFoundError:
@@ -281,9 +277,8 @@ class Folder:
 
 
 def open_folder(root: Path, files: FileSystem) -> Folder:
-    """Open the store at `root`, creating it if missing. Raises StoreError, before changing
-    anything, if the folder belongs to another user, is writable by others, is not a store, has a
-    newer format, or is not writable."""
+    """Open the store at `root`, or create it. Raises StoreError, with nothing changed, if the
+    folder is unsafe, not a store or of a newer format."""
     folder = Folder(root, files)
     try:
         _require_usable(root, files)
@@ -301,8 +296,8 @@ def open_folder(root: Path, files: FileSystem) -> Folder:
 
 
 def read_format(root: Path, files: FileSystem) -> int | None:
-    """Return the number of the store's format; None if there is no store at `root` yet. Raises
-    StoreError if the format is newer than `FORMAT`, or FORMAT is damaged."""
+    """Return the number of the store's format, or None without a store. Raises StoreError for a
+    newer or damaged FORMAT."""
     stamp = _read_stamp(root, files)
     return None if stamp is None else stamp.format
 
@@ -344,8 +339,7 @@ def _digest_of(secret: bytes) -> bytes:
 
 
 def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -> bytes:
-    """Return the store's secret; if `expected` is given, verify the secret's digest. Raises
-    StoreError if the secret is damaged, because finding agents requires the secret."""
+    """Return the store's secret. Raises StoreError if it is damaged."""
     try:
         secret = read_small(root / "secret", files, SECRET_BYTES + 1)
     except FileNotFoundError:
@@ -366,8 +360,8 @@ def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -
 
 
 def read_small(path: Path, files: FileSystem, most: int) -> bytes:
-    """Return the first `most` bytes of a file, or all bytes of a shorter file. Raises OSError, or
-    StoreError unless `path` is a plain file."""
+    """Return up to `most` bytes of a file. Raises OSError, or StoreError unless `path` is a
+    plain file."""
     with opened(files, path, READ_FLAGS) as fd:
         if not is_plain(files.fstat(fd)):
             raise StoreError(f"{path} is not a plain file of this user; nothing has changed")
@@ -393,7 +387,7 @@ def _require_usable(root: Path, files: FileSystem) -> None:
 
 
 def _require_folder(path: Path, files: FileSystem) -> None:
-    """Raise StoreError unless `path` is a folder that only this user, its owner, can write to."""
+    """Raise StoreError unless `path` is a folder that only this user can write to."""
     found = files.lstat(path)
     if stat.S_ISLNK(found.st_mode):
         raise StoreError(f"{path} is a symbolic link; expected the folder itself")
@@ -412,8 +406,7 @@ def _require_folder(path: Path, files: FileSystem) -> None:
 
 _WAIT_SECONDS = 0.1
 _MOST_STEPS = 3_000_000
-"""The most steps of SQLite's virtual machine for one search: enough for several hundred thousand
-agents."""
+"""The most steps of SQLite for one search."""
 _NAMES = """
 SELECT name FROM agents WHERE tenant = ?1 AND substr(name, 1, length(?2)) = ?2
 GROUP BY name ORDER BY max(time) DESC LIMIT ?3
@@ -421,11 +414,10 @@ GROUP BY name ORDER BY max(time) DESC LIMIT ?3
 
 
 def agent_names(root: Path, beginning: str, limit: int) -> list[str]:
-    """Return up to `limit` agents' names that start with `beginning`, the last saved agent first.
+    """Return up to `limit` names of agents that start with `beginning`, last saved first.
 
-    For name completion in a shell: finds only agents created without an API key. Fast: takes no
-    lock. Repairs nothing, so names may be outdated. Returns an empty list if the store is missing,
-    damaged, locked or of another format, or has more agents than the search can visit.
+    For completion in a shell: takes no lock, and finds only agents created without an API key.
+    Returns an empty list on failure.
     """
     try:
         with (root / "secret").open("rb") as file:
@@ -442,8 +434,7 @@ def agent_names(root: Path, beginning: str, limit: int) -> list[str]:
 
 
 def _opened(index: Path) -> sqlite3.Connection:
-    """Open the index for reading. Without a write-ahead log, the file is complete, and opening the
-    file as immutable keeps SQLite from adding files."""
+    # Without a write-ahead log, SQLite must not add files: open the index as immutable.
     logged = index.with_name(f"{index.name}-wal").exists()
     address = f"file:{quote(str(index))}?{'mode=ro' if logged else 'immutable=1'}"
     return sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS)

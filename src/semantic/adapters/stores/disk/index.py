@@ -1,7 +1,7 @@
 """Two SQLite connections to the index: a writer, under the folder's lock, and a reader.
 
-Sorts SQLite's errors into faults of the system (OSError: the operation failed) and faults of the
-index (IndexBrokenError: rebuild it). Knows the index's four files; knows nothing about its tables.
+A fault of the system raises OSError. A fault of the index raises IndexBrokenError, and the index
+needs a rebuild.
 """
 
 from __future__ import annotations
@@ -37,23 +37,22 @@ _SYSTEM_FAULTS = {
     sqlite3.SQLITE_INTERRUPT: errno.EINTR,
 }
 _REFUSALS = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
-"""SQLite errors that the folder, the process or the index can cause; see `require_folder`."""
+"""SQLite errors that the folder, the process or the index can cause."""
 
 _NAMES = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal")
 _MOST_OPENINGS = 8
 _OPEN_TOGETHER = 4
-"""The number of descriptors that SQLite needs at once, plus a spare descriptor."""
+"""The descriptors that SQLite needs at once, plus a spare one."""
 _OWNER_MAY_USE = stat.S_IRUSR | stat.S_IWUSR
 _MIN_COST = 5 << 18
-"""The least cost of an index in bytes: a small index with a full log. It keeps the cost of small
-stores steady."""
+"""The least cost of an index in bytes: a small index with a full log."""
 _SLACK = 1 << 19
-"""The expected growth in bytes: SQLite's checkpoint will copy the log to the table file."""
+"""Bytes by which the index may grow when SQLite copies its log."""
 
 FileId = tuple[int, int]
 """A file's device and inode numbers."""
 Identity = tuple[FileId, FileId | None, FileId | None]
-"""The identities of the table file, its write-ahead log and the log's shared-memory map."""
+"""The identities of the table file, its log and the log's shared-memory map."""
 
 
 class Index:
@@ -62,8 +61,8 @@ class Index:
     def __init__(
         self, folder: Folder, on_removed: Callable[[Sequence[BlockHash]], None] | None = None
     ) -> None:
-        """After a transaction that deletes rows of complete blocks (`BLOCK_TOKENS` tokens), the
-        index calls `on_removed` with their hashes, under the folder's lock."""
+        """Call `on_removed` with the hashes of the complete blocks whose rows a transaction
+        deletes."""
         self._folder = folder
         self._on_removed = on_removed
         self._files = IndexFiles(folder)
@@ -73,7 +72,7 @@ class Index:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Run one transaction under the folder's lock. An exception rolls it back."""
+        """Run one transaction under the folder's lock. An exception undoes it."""
         with self._folder.locked(), _translated(self._files), self._writer.held() as db:
             db.execute("BEGIN IMMEDIATE")
             with ExitStack() as undo:
@@ -89,15 +88,14 @@ class Index:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection that sees the last committed state, fixed for the `with` block. For
-        one thread at a time."""
+        """Yield a connection that sees one committed state. For one thread at a time."""
         with _translated(self._files), self._reader.held() as db, ExitStack() as end:
             db.execute("BEGIN")
             end.callback(_roll_back, db)
             yield db
 
     def is_sound(self) -> bool:
-        """Return whether the index is usable. Raises OSError if the system prevents the check."""
+        """Return whether the index is usable. Raises OSError if the check fails."""
         try:
             with self._folder.locked(), _translated(self._files), self._writer.held() as db:
                 return schema.is_sound(db)
@@ -106,8 +104,8 @@ class Index:
 
     @contextmanager
     def recreating(self) -> Iterator[sqlite3.Connection]:
-        """Yield a new index in a transaction; the caller must fill the index in the same
-        transaction. After an exception, the file has no tables and counts as missing."""
+        """Yield an empty index, which the caller must fill. After an exception, the index counts
+        as missing."""
         with self._folder.locked(), _translated(self._files):
             self._writer.close()
             self._files.recreate()
@@ -116,19 +114,17 @@ class Index:
                 yield db
 
     def cost(self) -> int:
-        """Return the index's bytes for the quota, including an allowance for growth."""
+        """Return the index's bytes for the quota, with an allowance for growth."""
         return self._files.cost()
 
     def close(self) -> None:
-        """Close both connections, after waiting for the threads that use a connection."""
+        """Close both connections, once no thread uses them."""
         self._reader.close()
         self._writer.close()
 
 
 class IndexFiles:
-    """Checks the index's four files before SQLite opens them, and returns their identity and cost.
-    Never opens a file of the index: closing a file that SQLite has open in this process would
-    release SQLite's locks."""
+    """Checks the index's four files before SQLite opens them."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -136,9 +132,7 @@ class IndexFiles:
         self.path = folder.root / _NAMES[0]
 
     def identity(self) -> Identity | None:
-        """Return the identity of the existing files; None unless the table file exists and all
-        files are safe to open. A symbolic link would lead SQLite out of the folder, a hard link
-        into another program's file, and a FIFO would block SQLite forever."""
+        """Return the identity of the files; None unless they exist and are safe to open."""
         try:
             table = self._id(_NAMES[0])
             log, log_map, _ = map(self._id, _NAMES[1:])
@@ -150,15 +144,15 @@ class IndexFiles:
         return table, log, log_map
 
     def has_table(self, table: FileId) -> bool:
-        """Return whether the table file still has the identity `table`. Cheaper than `identity`."""
+        """Return whether the table file is still the same."""
         try:
             return self._id(_NAMES[0]) == table
         except _UnfitError:
             return False
 
     def recreate(self) -> None:
-        """Remove all files, folders and links with the four names, and create an empty table file.
-        Callers hold the folder's lock. Raises OSError."""
+        """Remove all four files, and create an empty table file. Callers hold the folder's lock.
+        Raises OSError."""
         for name in _NAMES:
             with suppress(FileNotFoundError):
                 self._remove(self._folder.root / name)
@@ -173,8 +167,7 @@ class IndexFiles:
         return max(_MIN_COST, actual + _SLACK)
 
     def require_folder(self) -> None:
-        """Raise the OSError that explains why SQLite cannot open or write files in the folder,
-        since SQLite does not report the reason. Returns if the folder is not the cause."""
+        """Raise the OSError that explains why SQLite cannot use the folder."""
         with ExitStack() as stack:
             for _ in range(_OPEN_TOGETHER):
                 fd = stack.enter_context(opened(self._files, self._folder.root, FOLDER_FLAGS))
@@ -187,8 +180,8 @@ class IndexFiles:
             )
 
     def _id(self, name: str) -> FileId | None:
-        """Return a file's identity; None if the file is missing. Raises _UnfitError for a file that
-        SQLite must not open."""
+        """Return a file's identity, or None. Raises _UnfitError for a file that SQLite must not
+        open."""
         try:
             found = self._files.lstat(self._folder.root / name)
         except FileNotFoundError:
@@ -209,10 +202,7 @@ class IndexFiles:
 
 
 class _Connection:
-    """A connection for one thread at a time, reopened after other files replace the index."""
-
     def __init__(self, files: IndexFiles, *, checks_log: bool) -> None:
-        """With `checks_log`, also notices that another log has replaced the table file's log."""
         self._files = files
         self._checks_log = checks_log
         self._lock = threading.RLock()
@@ -221,7 +211,7 @@ class _Connection:
 
     @contextmanager
     def held(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection to one thread. Raises IndexBrokenError, OSError or sqlite3.Error."""
+        """Yield the connection. Raises IndexBrokenError, OSError or sqlite3.Error."""
         with self._lock:
             if self._db is not None and self._is_current():
                 yield self._db
@@ -253,8 +243,8 @@ class _Connection:
         return there
 
     def _opened(self) -> sqlite3.Connection:
-        """Open the current files and return the connection. Tries again if another process replaces
-        the files meanwhile: a connection to deleted files misses later writes."""
+        # Another process may replace the files, and a connection to deleted files misses later
+        # writes: try again.
         for _ in range(_MOST_OPENINGS):
             before = self._found()
             self._db = self._open()

@@ -1,7 +1,4 @@
-"""Maintenance of a disk store: `check` verifies its files, `collect` garbage-collects them.
-
-`check` changes nothing. `collect` deletes the files that no agent needs, or only reports them.
-"""
+"""Maintenance of a disk store: `check` verifies its files, `collect` deletes unneeded ones."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from semantic.domain.stored import OnProgress
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A damaged file's path inside the store, and the kind of damage."""
+    """A damaged file's path inside the store, and its damage."""
 
     path: str
     damage: str
@@ -37,8 +34,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The result of a check. `n_bytes` is the size of the intact files. `foreign` has the paths of
-    files that do not belong to the store, `newer` the paths of files that a later version wrote."""
+    """The result of a check. `foreign` has the paths of other programs' files, `newer` those of
+    a later version's."""
 
     n_blocks: int
     n_manifests: int
@@ -55,9 +52,8 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True)
 class CollectReport:
-    """The numbers of deleted files or, with `dry_run`, of files to delete: blocks without an agent,
-    unfinished files of dead processes, quarantined files, blocks over the quota. `freed_bytes` is
-    the decrease of the bytes in use."""
+    """The numbers of files that `collect` deleted, or would delete in a dry run. `freed_bytes`
+    is the decrease of the bytes in use."""
 
     dry_run: bool
     unneeded_blocks: int
@@ -68,13 +64,13 @@ class CollectReport:
 
 
 class _DryRunError(Exception):
-    """An exception that makes a dry run's transaction roll back."""
+    """Undoes a dry run's transaction."""
 
 
 def check(
     store: OpenStore, *, read_data: bool, subset: tuple[int, int], on_file: Callable[[], None]
 ) -> CheckReport:
-    """See `DiskStore.check`. Calls `on_file` after each file."""
+    """See `DiskStore.check`."""
     part, parts = subset
     if not 1 <= part <= parts:
         raise InvalidRequestError(
@@ -211,7 +207,7 @@ def _roll_back_if(*, dry_run: bool) -> None:
 
 
 def _share(listed: Listed, parts: int) -> int:
-    """Return the number, below `parts`, of a file's share, computed from the hash in its name."""
+    # The hash in a file's name decides which part of the check has it.
     name = "" if listed.entry is None else listed.entry.name
     is_hash = parse_block(name) or parse_manifest(name)
     return int(name[:16], 16) % parts if is_hash else 0

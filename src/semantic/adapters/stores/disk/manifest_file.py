@@ -9,7 +9,7 @@
         40      8  number of tokens
         48      …  the JSON text, then the tokens, u32 each
 
-All numbers are little-endian. Knows nothing about the index. Only `read_manifest` opens a file.
+All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from semantic.domain.stored import Manifest
 
 VERSION = 1
 MAX_BYTES = 1 << 28
-"""The most bytes of a manifest's file: enough for some sixty million tokens."""
+"""The most bytes of a manifest's file, for some sixty million tokens."""
 
 _MAGIC = b"SEMAGENT"
 _FRAME = struct.Struct("<8sII16s")
 _SIZES = struct.Struct("<QQ")
 FRAME_BYTES = _FRAME.size + _SIZES.size
-"""The number of first bytes of a file for `require_size`: magic, version, checksum, sizes."""
+"""The length of a file's beginning that `require_size` checks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
-    """A file's size, and its first FRAME_BYTES, whose checksum identifies the contents."""
+    """A file's size and its first FRAME_BYTES, which identify its contents."""
 
     n_bytes: int
     frame: bytes
 
     @classmethod
     def of(cls, data: bytes) -> ManifestFile:
-        """Return the size and first bytes of a file that contains `data`."""
+        """Return the description of a file that contains `data`."""
         return cls(len(data), data[:FRAME_BYTES])
 
 
 @dataclass(frozen=True, slots=True)
 class FiledManifest:
-    """A manifest as stored in its file. `order` grows with each save of any agent."""
+    """A manifest in its file. `order` grows with each save of any agent."""
 
     manifest: Manifest
     order: int
@@ -72,8 +72,7 @@ class FiledManifest:
 
 
 def encode_manifest(filed: FiledManifest) -> bytes:
-    """Return the contents of the manifest's file. Raises ValueError if the contents exceed
-    MAX_BYTES."""
+    """Return the contents of the manifest's file. Raises ValueError beyond MAX_BYTES."""
     manifest = filed.manifest
     fields = {
         "agent_id": manifest.agent_id,
@@ -100,8 +99,8 @@ def encode_manifest(filed: FiledManifest) -> bytes:
 
 
 def require_size(frame: bytes, file_bytes: int) -> None:
-    """Check the first FRAME_BYTES of a file before reading the rest into memory. Raises
-    NewerFormatError, or DamagedError unless the sizes in `frame` add up to `file_bytes`."""
+    """Check a file's first FRAME_BYTES. Raises NewerFormatError, or DamagedError unless they fit
+    `file_bytes`."""
     if len(frame) < FRAME_BYTES:
         raise DamagedError("truncated")
     magic, version, _, _ = _FRAME.unpack_from(frame)
@@ -117,8 +116,8 @@ def require_size(frame: bytes, file_bytes: int) -> None:
 
 
 def decode_manifest(data: bytes, key: bytes, generation: int) -> FiledManifest:
-    """Return the manifest in `data`, the contents of the file for this agent and generation. Raises
-    NewerFormatError, or DamagedError unless `data` is intact and for that agent and generation."""
+    """Return the manifest in `data`. Raises NewerFormatError, or DamagedError unless `data` is
+    intact and for this agent and generation."""
     require_size(data, len(data))
     _, version, zero, checksum = _FRAME.unpack_from(data)
     n_text, _ = _SIZES.unpack_from(data, _FRAME.size)
@@ -138,8 +137,8 @@ def decode_manifest(data: bytes, key: bytes, generation: int) -> FiledManifest:
 def read_manifest(
     entries: Entries, key: bytes, generation: int
 ) -> tuple[FiledManifest, ManifestFile]:
-    """Return a verified manifest and a description of its file. Raises DamagedError,
-    NewerFormatError or OSError."""
+    """Return a verified manifest, and its file. Raises DamagedError, NewerFormatError or
+    OSError."""
     with entries.opened(manifest_entry(key, generation)) as (fd, size):
         require_size(read_whole(entries.files, fd, FRAME_BYTES), size)
         data = read_whole(entries.files, fd, size)
@@ -209,8 +208,7 @@ def _parse_part(fields: _Fields) -> Difference:
 
 
 class _Fields:
-    """Typed access to the fields of a JSON object. Raises KeyError if a field is missing, TypeError
-    if a field has another type, and ValueError or OverflowError if a number is too large."""
+    """The fields of a JSON object. Raises KeyError, TypeError, ValueError or OverflowError."""
 
     def __init__(self, loaded: object) -> None:
         if not isinstance(loaded, dict):
@@ -221,7 +219,7 @@ class _Fields:
         return self._fields[name]
 
     def optional_since(self, name: str) -> object:
-        """Return the field `name`; None if the file's version did not write the field."""
+        """Return the field `name`; None if the file's version lacks it."""
         return self._fields.get(name)
 
     def text(self, name: str) -> str:
@@ -231,7 +229,7 @@ class _Fields:
         return value
 
     def text_since(self, name: str, before: str) -> str:
-        """Return the text field `name`; `before` if the file's version did not write the field."""
+        """Return the text `name`; `before` if the file's version lacks it."""
         return self.text(name) if name in self._fields else before
 
     def whole(self, name: str) -> int:
@@ -250,7 +248,7 @@ class _Fields:
         return value
 
     def counter_since(self, name: str, before: int) -> int:
-        """Return the counter `name`; `before` if the file's version did not write the field."""
+        """Return the counter `name`; `before` if the file's version lacks it."""
         return self.counter(name) if name in self._fields else before
 
     def flag(self, name: str) -> bool:
@@ -260,7 +258,7 @@ class _Fields:
         return value
 
     def flag_since(self, name: str, *, before: bool) -> bool:
-        """Return the flag `name`; `before` if the file's version did not write the field."""
+        """Return the flag `name`; `before` if the file's version lacks it."""
         return self.flag(name) if name in self._fields else before
 
     def number(self, name: str) -> float:

@@ -1,11 +1,7 @@
-"""The shared state of an open disk store: folder, files, index, quota, counters.
+"""The shared state of an open disk store, and its recovery after a crash.
 
-Opens the store, runs crash recovery if the index is broken, and quarantines damaged files. A
-cleanly closed store has a seal, so the next opening need not compare the index with every file. The
-seal is a checksum over the index and over the modification times of the folders. Opening deletes
-the seal before using the index. The last process that closes the store writes a new seal, so after
-a crash the store has none. Opening does not notice a file changed in place; the next read of the
-file does. Knows nothing about blocks or agents.
+A cleanly closed store has a seal, a checksum over the index and the folders. With it, the next
+opening need not compare every file with the index.
 """
 
 from __future__ import annotations
@@ -57,7 +53,7 @@ from semantic.ports.store import BlockObserver
 
 
 def quarantine(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
-    """Move a damaged file to `bad/` and drop its row. The file still counts against the quota."""
+    """Move a damaged file to `bad/` and drop its row. It still counts against the quota."""
     moved = entries.quarantine(entry)
     key, manifest = parse_block(entry.name), parse_manifest(entry.name)
     if key is not None:
@@ -73,9 +69,8 @@ def quarantine(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A pass over the folder, in one transaction, that makes the index match the files. Deletes
-    only the unfinished files of dead processes; quarantines damaged files. Safe to interrupt and
-    repeat."""
+    """Makes the index match the files, in one transaction. Quarantines damaged files. Safe to
+    interrupt and repeat."""
 
     _db: sqlite3.Connection
     _folder: Folder
@@ -84,8 +79,7 @@ class Recovery:
     _counts: Counts
 
     def run(self) -> None:
-        """Run the recovery. Raises OSError for an unreadable folder, IndexBrokenError for wrong
-        rows."""
+        """Run the recovery. Raises OSError or IndexBrokenError."""
         schema.verify_rows(self._db)
         self.sessions()
         self._db.execute("DELETE FROM others")
@@ -95,7 +89,7 @@ class Recovery:
         self._recompute_sums()
 
     def sessions(self) -> None:
-        """Delete unfinished files and reservations of dead processes; compare no files."""
+        """Clean up after dead processes, without comparing files."""
         self._folder.reap()
         alive = set(self._folder.sessions())
         rows = self._db.execute("SELECT DISTINCT session FROM reservations").fetchall()
@@ -163,7 +157,7 @@ class Recovery:
         block_rows.update_all_pins(self._db)
 
     def _frame(self, agent: bytes, generation: int) -> bytes:
-        """Return a manifest file's first bytes; b"", which matches no row, if unreadable."""
+        # b"" matches no row
         try:
             with self._entries.opened(manifest_entry(agent, generation)) as (fd, _):
                 return read_whole(self._entries.files, fd, FRAME_BYTES)
@@ -203,8 +197,7 @@ class Recovery:
     def _exclude(
         self, entry: Entry, n_bytes: int, error: DamagedError | NewerFormatError | OSError
     ) -> None:
-        """Count an unusable file without a row against the quota. Quarantine a damaged file; leave
-        any other file alone."""
+        """Count an unusable file against the quota. Quarantine only a damaged file."""
         match error:
             case DamagedError():
                 self._counts.add("damaged", error.kind)
@@ -224,7 +217,7 @@ def _add_other(db: sqlite3.Connection, name: str, cost: int) -> None:
 
 
 SEALED_FROM = 2000
-"""The fewest files of a store that gets a seal: comparing fewer files takes less than 0.1 s."""
+"""The fewest files for a seal. Comparing fewer takes less than 0.1 s."""
 
 _NAME = "index.seal"
 _TABLES = "index.sqlite"
@@ -235,7 +228,7 @@ _READ_BYTES = 1 << 20
 
 
 class Seal:
-    """The seal of an open folder. Callers hold the folder's lock and do not have the index open."""
+    """The seal of a folder. Callers hold the folder's lock, and have not opened the index."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -243,7 +236,7 @@ class Seal:
         self._path = folder.root / _NAME
 
     def take(self) -> bool:
-        """Remove the seal; return whether the index and the folders matched the seal."""
+        """Remove the seal; return whether it matched."""
         try:
             with opened(self._files, self._path, READ_FLAGS, reads=True) as fd:
                 sealed = read_whole(self._files, fd, _SEAL_BYTES + 1)
@@ -262,15 +255,14 @@ class Seal:
                 self._folder.create(self._path, checksum)
 
     def _is_alone(self) -> bool:
-        """Return whether no other session is alive. If this process has another session, closing
-        the index's file after the checksum would release SQLite's locks."""
+        # With another session in this process, reading the index's file would release SQLite's
+        # locks.
         return [name for name, lives in self._folder.sessions().items() if lives] == [
             self._folder.session
         ]
 
     def _checksum(self) -> bytes:
-        """Return the seal's contents. Raises OSError, also if the index has a log, the sign of an
-        unclean close."""
+        # Raises OSError, also if the index has a log, the sign of an unclean close
         for name in _LOGS:
             with suppress(FileNotFoundError):
                 self._files.lstat(self._folder.root / name)
@@ -287,7 +279,6 @@ class Seal:
         return hashed.digest()
 
     def _folders(self) -> Iterator[bytes]:
-        """Yield, as bytes, the identity and the modification time of each folder with files."""
         for name in _FOLDERS:
             folder = self._folder.root / name
             inside = () if name == "bad" else sorted(self._files.names(folder))
@@ -300,20 +291,18 @@ class Seal:
 T = TypeVar("T")
 
 Limit = int | Callable[[int], int]
-"""A quota in bytes, or a function that computes the quota from the folder's bytes."""
+"""A quota in bytes, or a function of the folder's bytes."""
 _RECOVERY_SECONDS = 60.0
 """The longest wait, in seconds, for the folder's lock."""
 _OPENING_SECONDS = 30.0
-"""The seconds to retry opening an index that another process has locked, before the program starts
-without the disk."""
+"""The seconds to wait for an index that another process has locked."""
 _PAUSE_SECONDS = 0.05
 _MORE_TRIES = 6
-"""The number of further tries after a failed rebuild."""
+"""The tries after a failed rebuild."""
 
 
 class OpenStore:
-    """An open folder with a consistent index. A thread holds `write_lock` while it writes a file,
-    so this process writes one file at a time."""
+    """An open folder with an index that fits its files."""
 
     def __init__(
         self,
@@ -326,8 +315,7 @@ class OpenStore:
         writes: WriteLimits,
         observer: BlockObserver | None = None,
     ) -> None:
-        """Open the store. Raises StoreError, before changing anything, if the folder is
-        unusable."""
+        """Open the store. Raises StoreError, with nothing changed, if the folder is unusable."""
         if isinstance(max_bytes, int) and max_bytes < 1:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         self.durable = durable
@@ -368,7 +356,7 @@ class OpenStore:
                 return
 
     def _open(self) -> None:
-        """Run `recover` or, if the store has a valid seal, only clean up after dead processes."""
+        # With a valid seal, only clean up after dead processes.
         with self.folder.locked(_RECOVERY_SECONDS):
             if self._seal.take():
                 with suppress(IndexBrokenError), self.index.writing() as db:
@@ -377,8 +365,7 @@ class OpenStore:
             self.recover()
 
     def recover(self) -> None:
-        """Make the index match the files; rebuild a broken index. Raises OSError, or
-        IndexBrokenError if the rebuilt index is broken too."""
+        """Make the index match the files. Raises OSError or IndexBrokenError."""
         with self.folder.locked(_RECOVERY_SECONDS):
             if self.index.is_sound():
                 with suppress(IndexBrokenError):
@@ -389,15 +376,14 @@ class OpenStore:
             self.rebuild()
 
     def rebuild(self) -> None:
-        """Discard the index and derive it from the files. Raises the same errors as `recover`."""
+        """Build a new index from the files. Raises OSError or IndexBrokenError."""
         with self.folder.locked(_RECOVERY_SECONDS), self.index.recreating() as db:
             self._recovery(db).run()
         self._list_anew()
 
     def with_recovery(self, action: Callable[[], T]) -> T:
-        """Run `action`. If the index is broken, run it again after `recover`, then after `rebuild`,
-        then a few more times, because other processes may have replaced the index. Raises OSError
-        if the disk fails or all tries find a broken index."""
+        """Run `action`. If the index is broken, repair it and try again. Raises OSError if all
+        tries fail."""
         try:
             return action()
         except IndexBrokenError as broken:
@@ -412,7 +398,7 @@ class OpenStore:
         raise OSError(errno.EIO, f"the index: {error}") from error
 
     def quarantine(self, entry: Entry, damage: DamagedError) -> None:
-        """Count a damaged file and move it to `bad/`. Raises nothing."""
+        """Move a damaged file to `bad/`. Raises nothing."""
         self.counts.add("damaged", damage.kind)
         try:
             self.with_recovery(lambda: self._quarantine(entry))
@@ -420,7 +406,7 @@ class OpenStore:
             self.counts.add_error("write_errors", error)
 
     def stored(self, header: BlockHeader) -> None:
-        """Report a block with a committed row to the observer. Callers hold the folder's lock."""
+        """Report a committed block to the observer. Callers hold the folder's lock."""
         if self._observer is None or not header.is_whole_block:
             return
         if not self._observer.stored(header, Tier.DISK):
@@ -438,12 +424,12 @@ class OpenStore:
             self._observer.listed_anew()
 
     def release(self, reservation: int) -> None:
-        """Release the quota reserved for a file that was not written. Raises nothing."""
+        """Release a reservation after a failed write. Raises nothing."""
         with suppress(OSError, IndexBrokenError), self.index.writing() as db:
             self.quota.release(db, reservation)
 
     def unlink_uncommitted(self, entry: Entry) -> None:
-        """Delete a file whose row was not committed, since the quota counts rows, not files."""
+        """Delete a file whose row was not committed."""
         with suppress(OSError):
             self.entries.delete(entry)
 
@@ -462,7 +448,7 @@ class OpenStore:
         self.folder.close()
 
     def _has_failed(self) -> bool:
-        """Return whether a failed write or a broken index may have left a file without a row."""
+        # A failed write or a broken index may have left a file without a row.
         counts = self.counts.snapshot()
         return any(counts.get(name) for name in ("write_errors", "index mended"))
 

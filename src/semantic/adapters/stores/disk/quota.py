@@ -1,9 +1,7 @@
-"""Limits on a store's folder: bytes of all its contents, with LRU eviction, and bytes per day.
+"""Limits on a store's folder: the bytes of its contents, and the bytes written per day.
 
-Counts all models, agents and processes together, including unfinished and quarantined files and the
-index. Evicts quarantined files first, then blocks, then agents, starting with the largest tenant. A
-tenant's own writes never evict its pins; other tenants' writes may evict pins beyond an equal part
-of the quota. Public prefixes are not a tenant: they never evict the pins of the only tenant.
+Counts all models, agents and processes together. Evicts quarantined files first, then blocks, then
+agents.
 """
 
 from __future__ import annotations
@@ -38,18 +36,18 @@ from semantic.domain.fair_share import equal_part, pins_hold
 from semantic.domain.stored import Pinned, Wear
 
 _FIXED = 10 * PAGE
-"""Bytes of the folder, its four subfolders, FORMAT, secret and lock, and two spare pages."""
+"""Bytes of the folder itself and its small files."""
 SESSION = 3 * PAGE
-"""Bytes of a process's folder for unfinished files, with its lock file."""
+"""Bytes of a process's folder for unfinished files."""
 
 
 class Quota:
-    """Keeps the folder within `max_bytes`. Call every method inside a transaction of the index."""
+    """Keeps the folder within `max_bytes`. Call each method in a transaction of the index."""
 
     def __init__(
         self, index: Index, entries: Entries, counts: Counts, max_bytes: int, *, public: bytes
     ) -> None:
-        """`public` is the tag that public prefixes have in place of a tenant's tag."""
+        """`public` is the tag of public prefixes."""
         self.max_bytes = max_bytes
         self._public = public
         self._index = index
@@ -57,7 +55,7 @@ class Quota:
         self._counts = counts
 
     def used(self, db: sqlite3.Connection) -> int:
-        """Return the bytes that count against the quota, for the whole folder."""
+        """Return the bytes that count against the quota."""
         files = number(db, "bytes")
         shards = one(db, "SELECT count(*) FROM shards")
         return files + shards * PAGE + _FIXED + self._index.cost()
@@ -84,9 +82,8 @@ class Quota:
     ) -> int | None:
         """Reserve `cost` bytes for a tenant's file in `shard`; return the reservation's id.
 
-        Evicts entries as needed, sparing `hashes` and `agent`. Returns None if the file does not
-        fit next to the tenant's own pins and the bytes that other tenants keep. Without `evict`,
-        evicts no entry, and returns None if the file then does not fit.
+        Evicts entries as needed, except `hashes` and `agent`. Returns None if the file does not
+        fit.
         """
         known = db.execute("SELECT 1 FROM shards WHERE name = ?", (shard,)).fetchone()
         needed = cost if known else cost + PAGE
@@ -100,7 +97,7 @@ class Quota:
         ).lastrowid
 
     def release(self, db: sqlite3.Connection, reservation: int) -> None:
-        """Delete a reservation, after its file got its own row or the write failed."""
+        """Delete a reservation, after the write."""
         db.execute("DELETE FROM reservations WHERE id = ?", (reservation,))
 
     def evict_until_fits(
@@ -116,11 +113,8 @@ class Quota:
         """Evict until `needed` more bytes of a tenant fit. If they cannot fit, evict nothing and
         return False.
 
-        Evicts quarantined files first, then entries of tenants that would be larger than this
-        tenant, from the largest tenant down, then the tenant's own unpinned entries. Evicts a
-        tenant's blocks before its agents, and unpinned entries before pinned entries. Without a
-        `tenant`, evicts unpinned entries of all tenants, starting with the largest tenant. Without
-        `delete`, changes only the index, so a rollback undoes the evictions.
+        Evicts entries of larger tenants before the tenant's own. Without a `tenant`, evicts only
+        unpinned entries.
         """
         if self.used(db) + needed <= self.max_bytes:
             return True
@@ -151,7 +145,6 @@ class Quota:
         return True
 
     def _others(self, db: sqlite3.Connection, tenant: bytes) -> int:
-        """Return the number of tenants with entries, except `tenant` and public prefixes."""
         others = "SELECT count(*) FROM tenants WHERE bytes > 0 AND tag NOT IN (?, ?)"
         return whole(db.execute(others, (tenant, self._public)).fetchone()[0])
 
@@ -164,9 +157,7 @@ class Quota:
         *,
         pins_stay: bool,
     ) -> int:
-        """Return the bytes in use after evicting everything that `tenant` may evict. `then` are the
-        bytes that the tenant will have, `own_pinned` its pinned bytes. With `pins_stay`, pinned
-        entries stay. Other tenants keep the bytes that `fair_share.kept` returns."""
+        # `then` is the tenant's bytes after the write, `own_pinned` its pinned bytes.
         files = number(db, "bytes")
         fixed = one(db, "SELECT coalesce(sum(cost), 0) FROM others WHERE name NOT LIKE 'bad/%'")
         fixed += one(db, "SELECT coalesce(sum(cost), 0) FROM reservations")
@@ -234,8 +225,7 @@ class Quota:
 
 
 def delete_manifests(db: sqlite3.Connection, entries: Entries, agent: bytes) -> None:
-    """Delete an agent's manifest files, the newest last, so that an interruption leaves the agent's
-    newest manifest."""
+    """Delete an agent's manifests. An interruption leaves the newest."""
     for generation in reversed(agent_rows.generations(db, agent)):
         entries.delete(manifest_entry(agent, generation))
 
@@ -244,17 +234,16 @@ logger = logging.getLogger("semantic.store")
 
 NAME = "written.json"
 MOST_DAYS = 31
-"""The most days in the file: the latest days, and always today, even after a clock set back."""
+"""The most days in the file."""
 SETTLE_BYTES = 64 << 20
 SETTLE_SECONDS = 600.0
-"""After this many bytes, or this many seconds, the ledger writes its file of one page."""
+"""The ledger writes its file after this many bytes, or this many seconds."""
 _MOST_FILE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class WriteLimits:
-    """The bytes that the store may write per day (None: unlimited), and the bytes for which the
-    drive is rated (None: unknown)."""
+    """The most bytes to write per day, and the total for which the drive is rated."""
 
     max_a_day: int | None = None
     rated: int | None = None
@@ -275,12 +264,9 @@ class _Written:
 
 
 class WriteLedger:
-    """Counts the bytes that a store writes on each day, and reports them as `Wear`. Thread-safe.
-    Its methods raise nothing.
+    """Counts the bytes that a store writes on each day. Raises nothing. Thread-safe.
 
-    Counts block files, manifests and the store's own small files, from all processes, but not
-    SQLite's writes. Saves the count only occasionally, so `kill -9` loses its last minutes. The
-    clock defines the day: after a jump, bytes count for a wrong day, but the total stays right.
+    Saves the count only occasionally, so `kill -9` loses some minutes.
     """
 
     def __init__(
@@ -292,7 +278,7 @@ class WriteLedger:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`now` returns Unix time; `clock` never jumps. Both return seconds."""
+        """`now` returns Unix time; `clock` never jumps."""
         self._folder = folder
         self._limits = limits
         self._durable = durable
@@ -306,7 +292,7 @@ class WriteLedger:
         folder.on_written = self.add
 
     def add(self, n_bytes: int) -> None:
-        """Count bytes that the store has just written."""
+        """Count written bytes."""
         with self._mutex:
             self._pending[self._day()] += n_bytes
 
@@ -319,7 +305,7 @@ class WriteLedger:
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. Reads no file."""
+        """See `CacheStorePort.holds_back`."""
         most, day = self._limits.max_a_day, self._day()
         if most is None:
             return False
@@ -335,7 +321,7 @@ class WriteLedger:
         return is_reached
 
     def settle_if_due(self) -> None:
-        """Call `settle` after `SETTLE_BYTES` of new bytes, or after `SETTLE_SECONDS`."""
+        """Save the counts after many bytes or a long time."""
         with self._mutex:
             is_due = (
                 self._pending.total() >= SETTLE_BYTES
@@ -345,7 +331,7 @@ class WriteLedger:
             self.settle()
 
     def settle(self) -> None:
-        """Add the pending bytes to the file's counts. The next call retries a failure."""
+        """Add the new bytes to the file's counts."""
         with self._mutex:
             self._settled = self._clock()
             counted = Counter(self._pending)
@@ -362,7 +348,6 @@ class WriteLedger:
         return date.fromtimestamp(self._now()).isoformat()  # noqa: DTZ012 - the operator's own day
 
     def _read(self, otherwise: _Written) -> _Written:
-        """Return the file's contents, or `otherwise` if the file is missing or unreadable."""
         try:
             data = read_small(self._folder.root / NAME, self._folder.files, _MOST_FILE_BYTES)
             return _decoded(data)
@@ -376,7 +361,6 @@ def _encoded(written: _Written) -> bytes:
 
 
 def _decoded(data: bytes) -> _Written:
-    """Return the counts in `data`. Raises ValueError unless `data` has the form of `_encoded`."""
     match json.loads(data):
         case {"since": str(since), "total": int(total), "days": dict(days)}:
             found = _Written(_date(since), _count(total))

@@ -1,15 +1,11 @@
 """The tables of the index, and checksums that detect changed rows.
 
-All rows follow from the files, and the store rebuilds a missing index from them. `blocks.used` and
-`agents.saved` are values of a counter that grows with each use, not times. `proof` is a checksum of
-a row's immutable values, because SQLite does not detect a flipped bit inside a value. An outdated
-row has a right checksum too, so the store compares the row with its file. `agents.generation` is
-the generation of the manifest that defines the agent's chain. `manifests.frame` is the beginning of
-the manifest's file. `agents` has indexes by scope and time (see `Manifest.place`) and by parent, so
-that listing a page of agents reads only one file per agent. `tokens` sorts blocks with the same
-parent so that the blocks that share most tokens are neighbours. A row has `width` bytes per token:
-3, so that four rows fit into a page, or 4 if an id needs 4 bytes (see `narrow`). Triggers maintain
-the numbers of rows and the sums of costs, so that a check of the quota reads only one row.
+The store can derive all rows from its files. `blocks.used` and `agents.saved` are values of a
+counter that grows with each use, not times. `proof` is a checksum of a row, because SQLite does not
+detect a flipped bit.
+
+A row of `tokens` has `width` bytes per token: 3, or 4 if an id needs 4 bytes. Triggers maintain the
+sums.
 """
 
 from __future__ import annotations
@@ -170,9 +166,9 @@ GROUP BY tag
 _PROOF_BYTES = 16
 _WIDTHS = (3, TOKEN_BYTES)
 _BEFORE_TOKENS = 6
-"""The number of values before the tokens in the checksum of a block's row."""
+"""The values before the tokens in a block's checksum."""
 _MAX_COUNTER = MAX_NUMBER + (MAX_NUMBER >> 1)
-"""A number that exceeds every counter, and is not far below SQLite's largest integer."""
+"""A number above every counter, near SQLite's largest integer."""
 
 _BLOCKS = """
 SELECT t.width, t.packed, b.proof, b.hash, b.part, b.parent, b.start, b.n_tokens, b.body_bytes,
@@ -197,15 +193,14 @@ SELECT EXISTS (SELECT 1 FROM agents WHERE id NOT IN (SELECT agent FROM manifests
 
 
 class IndexBrokenError(Exception):
-    """The index is missing or inconsistent and needs a rebuild from the files."""
+    """The index needs a rebuild from the files."""
 
 
 # The database
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Create the tables in an empty database. Call `create` in a transaction, so that an error
-    leaves no tables."""
+    """Create the tables. Call this in a transaction, so that an error leaves none."""
     statement = ""
     for line in SCRIPT.splitlines(keepends=True):
         statement += line
@@ -216,7 +211,7 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def is_sound(db: sqlite3.Connection) -> bool:
-    """Return whether version and tables fit this module, and SQLite's integrity check passes."""
+    """Return whether the version, the tables and SQLite's integrity check are right."""
     if db.execute("PRAGMA user_version").fetchone() != (VERSION,):
         return False
     if db.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
@@ -237,8 +232,7 @@ def _definitions(db: sqlite3.Connection) -> list[tuple[object, ...]]:
 
 
 def watch_removals(db: sqlite3.Connection) -> None:
-    """Make this connection note the hashes of the complete blocks whose rows it deletes. Uses a
-    temporary table: a rollback undoes the notes, and other connections do not see them."""
+    """Let this connection note the hashes of complete blocks whose rows it deletes."""
     if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'blocks'").fetchone() is None:
         return  # the index is still being created
     db.execute("CREATE TEMP TABLE IF NOT EXISTS removed(hash BLOB)")
@@ -246,7 +240,7 @@ def watch_removals(db: sqlite3.Connection) -> None:
 
 
 def take_removals(db: sqlite3.Connection) -> list[BlockHash]:
-    """Return the hashes that the connection has noted since the last call, see `watch_removals`."""
+    """Return the hashes noted since the last call."""
     if db.execute("SELECT 1 FROM temp.sqlite_master WHERE name = 'removed'").fetchone() is None:
         return []
     removed = [BlockHash(blob(row[0])) for row in db.execute("SELECT hash FROM temp.removed")]
@@ -256,7 +250,7 @@ def take_removals(db: sqlite3.Connection) -> list[BlockHash]:
 
 
 def recount(db: sqlite3.Connection) -> None:
-    """Recompute all sums that the triggers maintain."""
+    """Recompute the sums that the triggers maintain."""
     for statement in _RECOUNTS:
         db.execute(statement)
 
@@ -265,17 +259,17 @@ def recount(db: sqlite3.Connection) -> None:
 
 
 def block_proof(*values: object) -> bytes:
-    """Return the checksum of a block's row with `values`, in the order of `verify_rows`."""
+    """Return the checksum of a block's row."""
     return _hash("block-row-v1", values)
 
 
 def agent_proof(*values: object, chain: Iterable[bytes]) -> bytes:
-    """Return the checksum of an agent's row and of the blocks in its chain, given in any order."""
+    """Return the checksum of an agent's row and the blocks in its chain."""
     return _hash("agent-row-v1", (*values, *sorted(set(chain))))
 
 
 def verify_rows(db: sqlite3.Connection) -> None:
-    """Raise IndexBrokenError unless rows match their checksums and refer to existing rows."""
+    """Raise IndexBrokenError unless rows match their checksums and references."""
     _require(db.execute(_NUMBERS).fetchone() == (1,), "a counter")
     _require(db.execute(_STRAYS).fetchone() == (0,), "a row without its owner")
     for width, stored, proof, *own in db.execute(_BLOCKS):
@@ -302,8 +296,7 @@ def _hash(domain: str, values: Iterable[object]) -> bytes:
 
 
 def _bytes(value: object) -> bytes:
-    """Return a value as bytes that begin with a letter for its type, since SQLite stores any type
-    in any column."""
+    # A letter for the type comes first, since SQLite stores any type in any column.
     match value:
         case bytes():
             return b"b" + value
@@ -318,8 +311,7 @@ def _bytes(value: object) -> bytes:
 
 
 def narrow(packed: bytes) -> bytes | None:
-    """Return the tokens in `packed` with three bytes each, which sort like `packed`; None if an id
-    needs four bytes."""
+    """Return the tokens with three bytes each; None if an id needs four bytes."""
     if any(packed[3::4]):
         return None
     narrowed = bytearray(len(packed) // 4 * 3)
@@ -329,7 +321,7 @@ def narrow(packed: bytes) -> bytes | None:
 
 
 def widen(narrowed: bytes) -> bytes:
-    """Return the packed tokens that `narrow` turned into `narrowed`."""
+    """Undo `narrow`."""
     packed = bytearray(len(narrowed) // 3 * 4)
     for i in range(3):
         packed[i::4] = narrowed[i::3]
@@ -337,7 +329,7 @@ def widen(narrowed: bytes) -> bytes:
 
 
 def packed_in(width: object, stored: object) -> bytes:
-    """Return the packed tokens in `stored`, which has `width` bytes per token."""
+    """Return the packed tokens in `stored`, of `width` bytes each."""
     return blob(stored) if width == TOKEN_BYTES else widen(blob(stored))
 
 
@@ -345,7 +337,7 @@ def packed_in(width: object, stored: object) -> bytes:
 
 
 def number(db: sqlite3.Connection, name: str) -> int:
-    """Return the number `name` that the triggers maintain: agents, blocks, bytes or pinned."""
+    """Return one of the numbers that the triggers maintain."""
     row = db.execute("SELECT value FROM numbers WHERE name = ?", (name,)).fetchone()
     if row is None:
         raise IndexBrokenError(f"the index has no count of {name}")
@@ -353,7 +345,7 @@ def number(db: sqlite3.Connection, name: str) -> int:
 
 
 def one(db: sqlite3.Connection, sql: str) -> int:
-    """Return the integer that `sql` selects. Raises IndexBrokenError if no row matches."""
+    """Return the integer that `sql` selects. Raises IndexBrokenError."""
     row = db.execute(sql).fetchone()
     if row is None:
         raise IndexBrokenError(f"expected a row in the index: {sql}")

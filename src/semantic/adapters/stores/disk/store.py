@@ -1,14 +1,12 @@
 """The disk tier: blocks and manifests as files in one folder, for all models and processes.
 
-Implements `StorePort` and `AgentIndexPort`. A file that fails verification counts as missing. Calls
-wait for the disk; a write-behind queue in front makes writes return at once.
+A file that fails verification counts as missing. Calls wait for the disk.
 
     put    temporary file -> rename -> index row
     save   blocks synced -> manifest synced -> rename -> index row -> folder synced
     read   file -> checksums, hash and tokens compared -> the caller's memory
 
-Do not fork a process that has a store open. Knows locks, counters and the failures that count as a
-miss; does not know how to write files or rows.
+Do not fork a process that has a store open.
 """
 
 from __future__ import annotations
@@ -63,12 +61,12 @@ T = TypeVar("T")
 
 NO_LIMITS = WriteLimits()
 _UNREADABLE = {errno.EACCES, errno.EPERM, errno.EIO}
-"""Lasting errors: the store moves the file to `bad/`, so that it can write the block again."""
+"""Lasting errors. The store quarantines the file, so that it can write the block again."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderView:
-    """A summary of a store's folder: the format's number, counts of files, and their bytes."""
+    """A summary of a store's folder."""
 
     format: int
     n_blocks: int
@@ -78,8 +76,7 @@ class FolderView:
 
 class DiskStore:
     """Stores at most `max_bytes` in one folder, for all processes together. Thread-safe. Methods
-    without a docstring: see its ports. A method raises errors for disk faults only if its docstring
-    says so."""
+    without a docstring: see the ports."""
 
     def __init__(self, store: OpenStore) -> None:
         self._store = store
@@ -99,18 +96,13 @@ class DiskStore:
         writes: WriteLimits = NO_LIMITS,
         observer: BlockObserver | None = None,
     ) -> DiskStore:
-        """Open the store in `folder`, creating it if missing. Deletes nothing, even from a store
-        that exceeds the quota.
+        """Open the store in `folder`, or create it.
 
-        `max_bytes` is the quota, or a function that computes the quota from the bytes that the
-        folder already takes. With `durable`, a saved agent survives power loss. Without `durable`,
-        an agent survives a kill, and a file that power loss tears counts as missing. A `secret`
-        replaces the folder's own secret, whose file stays; the store then finds no entries written
-        under the folder's secret. `writes` limits the bytes written per day. `observer` learns of
-        the blocks that this process stores and removes, not of other processes' blocks.
+        `max_bytes` is the quota, or a function of the bytes in the folder. With `durable`, a saved
+        agent survives power loss. A `secret` replaces the folder's own.
 
         Raises InvalidRequestError if the quota is below 1. Raises StoreError, with nothing changed,
-        if the folder is not a store, is unsafe, has a newer format or is not writable.
+        if the folder is unsafe or not a store.
         """
         files = files or FileSystem()
         return cls(
@@ -127,8 +119,8 @@ class DiskStore:
 
     @staticmethod
     def inspect(folder: Path) -> FolderView | None:
-        """Return a summary of `folder`, without opening or changing it; None if it contains no
-        store. Raises StoreError if the store has a newer format or is unreadable."""
+        """Return a summary of `folder`, without changing it; None if it has no store. Raises
+        StoreError if the store has a newer format or is unreadable."""
         files = FileSystem()
         try:
             number = read_format(folder, files)
@@ -179,7 +171,7 @@ class DiskStore:
         return frozenset(keys) - self.find(keys).keys()
 
     def roots(self, namespace: bytes) -> frozenset[BlockHash]:
-        """Return the parent hashes of the first blocks of all chains in `namespace`."""
+        """Return the parent hashes of the first blocks in `namespace`."""
         return self._query(lambda db: block_rows.roots(db, namespace), failed=frozenset())
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
@@ -243,12 +235,12 @@ class DiskStore:
         return found
 
     def scopes_of(self, tenant: bytes) -> Sequence[Scope]:
-        """Return the scopes, one for each model, in which the tenant with this tag has agents."""
+        """Return the scopes in which a tenant has agents, one for each model."""
         found = self._query(lambda db: agent_rows.namespaces(db, tenant), failed=list[bytes]())
         return [Scope(namespace, tenant) for namespace in found]
 
     def count_of(self, tenant: bytes) -> int:
-        """Return how many agents the tenant with this tag has, for all models together."""
+        """Return how many agents a tenant has, for all models together."""
         return self._query(lambda db: agent_rows.count_of(db, tenant), failed=0)
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
@@ -269,8 +261,7 @@ class DiskStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. `n_bytes` is the total for the quota: the whole pages of
-        blocks, folders, manifests, the index and quarantined files."""
+        """See `CacheStorePort.stats`. `n_bytes` is the whole folder's total."""
         n_blocks, n_bytes, n_agents, pinned = self._query(self._sizes, failed=(0, 0, 0, 0))
         return [
             StoreStats(
@@ -286,7 +277,7 @@ class DiskStore:
         ]
 
     def flush(self) -> None:
-        """See `CacheStorePort.flush`. Drops blocks that fail to sync."""
+        """See `CacheStorePort.flush`. Drops blocks that are not durable."""
         if not self._store.durable:
             return
         with self._store.write_lock:
@@ -307,11 +298,10 @@ class DiskStore:
         subset: tuple[int, int] = (1, 1),
         on_progress: OnProgress = no_progress,
     ) -> CheckReport:
-        """Verify the headers of all files and, with `read_data`, every byte. Changes nothing.
+        """Verify the headers of all files or, with `read_data`, every byte. Changes nothing.
 
-        A `subset` (n, m) limits the check to the n-th of m equal shares of files. `on_progress`
-        counts files; its total comes from the index and is approximate. Raises InvalidRequestError
-        for an invalid `subset`, and StoreError if the folder is unreadable.
+        A `subset` (n, m) checks the n-th of m parts of the files. Raises InvalidRequestError for an
+        invalid `subset`, or StoreError.
         """
         known, done = sum(one.n_blocks + one.n_agents for one in self.stats()), count(1)
         total = known // max(1, subset[1])
@@ -323,13 +313,12 @@ class DiskStore:
         return maintenance.check(self._store, read_data=read_data, subset=subset, on_file=on_file)
 
     def gc(self, *, dry_run: bool, on_progress: OnProgress = no_progress) -> CollectReport:
-        """Delete blocks without an agent, unfinished files of dead processes, quarantined files,
-        and blocks beyond the quota; with `dry_run`, only report these files. `on_progress` counts
-        blocks without an agent. Raises StoreError on failure."""
+        """Delete unneeded and damaged files, and blocks beyond the quota. With `dry_run`, only
+        count them. Raises StoreError."""
         return maintenance.collect(self._store, dry_run=dry_run, on_progress=on_progress)
 
     def rebuild_index(self) -> None:
-        """Build a new index from the files. Raises StoreError on failure."""
+        """Build a new index from the files. Raises StoreError."""
         try:
             with self._store.write_lock:
                 self._store.rebuild()
@@ -339,8 +328,6 @@ class DiskStore:
     # Failures count
 
     def _query(self, query: Callable[[sqlite3.Connection], T], *, failed: T) -> T:
-        """Return the result of `query` on the index, or `failed` if the disk fails."""
-
         def read() -> T:
             with self._store.index.reading() as db:
                 return query(db)
@@ -352,7 +339,6 @@ class DiskStore:
             return failed
 
     def _change(self, action: Callable[[], T], *, failed: T) -> T:
-        """Return the result of `action`, or `failed` if the disk fails."""
         try:
             return self._store.with_recovery(action)
         except OSError as error:
@@ -360,8 +346,7 @@ class DiskStore:
             return failed
 
     def _verified(self, key: BlockKey, read: Callable[[], T]) -> T | None:
-        """Return the result of `read`, which verifies a block; count the reason and return None if
-        `read` fails."""
+        # Counts the reason if `read` fails
         try:
             result = read()
         except DamagedError as damage:
@@ -383,7 +368,7 @@ class DiskStore:
         return None
 
     def _is_unreadable(self, key: BlockKey) -> bool:
-        """Return whether a second read of a file fails too: a failure may be transient."""
+        # A failure may be transient: read the file again.
         try:
             self._store.reader.check(key)
         except OSError as error:

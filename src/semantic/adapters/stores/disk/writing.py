@@ -1,7 +1,6 @@
-"""Writes blocks and manifests: reserves quota, writes a temporary file, renames it, adds the row.
+"""Writes blocks and manifests.
 
-A manifest becomes durable after the blocks that it needs, and before an older generation is
-deleted. Each agent keeps its newest two generations. Raises errors, which `DiskStore` counts.
+A manifest becomes durable after its blocks.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ from semantic.domain.prefix import continues, ends_of_turn
 from semantic.domain.stored import Manifest, StoredBlock
 
 _TRIES = 64
-"""The number of lost races against other processes after which a call fails."""
+"""The lost races against other processes after which a call fails."""
 _GENERATIONS = 2
-"""The number of an agent's manifests to keep: the newest, and a spare in case of damage."""
+"""The manifests to keep of an agent: the newest, and a spare."""
 
 
 class QuotaExceededError(Exception):
@@ -52,20 +51,20 @@ class QuotaExceededError(Exception):
 
 
 class Agents:
-    """The manifests of an open store. Methods raise OSError or IndexBrokenError. Callers of `save`
-    and `remove` hold the store's `write_lock`."""
+    """The manifests of an open store. Methods raise OSError or IndexBrokenError. Callers of
+    `save` and `remove` hold `write_lock`."""
 
     def __init__(self, store: OpenStore) -> None:
         self._store = store
         self._counts = store.counts
 
     def save(self, manifest: Manifest) -> bool:
-        """Write `manifest` as its agent's next generation. Return False if another process saved
-        the agent first at every try. Raises QuotaExceededError if the manifest does not fit."""
+        """Write `manifest` as its agent's next generation. Returns False after too many lost
+        races. Raises QuotaExceededError."""
         return any(self._store.with_recovery(lambda: self._save(manifest)) for _ in range(_TRIES))
 
     def newest(self, key: bytes) -> Manifest | None:
-        """Return an agent's newest intact manifest; None if there is none."""
+        """Return an agent's newest intact manifest, or None."""
         for _ in range(_TRIES):
             generations = self._store.with_recovery(lambda: self._generations(key))
             found = self._first_sound(key, generations)
@@ -74,7 +73,7 @@ class Agents:
         return None
 
     def remove(self, key: bytes) -> bool:
-        """Delete the agent's manifests; return False if the agent has no manifest."""
+        """Delete the agent's manifests; return False if it has none."""
         store = self._store
         with store.index.writing() as db:
             if not agent_rows.generations(db, key):
@@ -89,7 +88,7 @@ class Agents:
     # Saving
 
     def _save(self, manifest: Manifest) -> bool:
-        """Try once to save; return False if another process has just saved the same generation."""
+        """Save `manifest`; return False if another process was first."""
         store = self._store
         key = agent_key(manifest.scope, manifest.agent_id)
         with store.index.writing() as db:
@@ -123,8 +122,7 @@ class Agents:
         return True
 
     def _next_generation(self, known: Sequence[int], key: bytes) -> int:
-        """Return the next generation's number: above all `known` numbers, and not used by a file.
-        Raises OSError if a foreign manifest has used the largest number."""
+        # Above all `known` numbers and those of files
         generation = 1 + max(known, default=0)
         while self._store.entries.exists(manifest_entry(key, generation)):
             generation += 1
@@ -135,9 +133,7 @@ class Agents:
     def _install(
         self, filed: FiledManifest, entry: Entry, data: bytes, reservation: int
     ) -> list[BlockHash] | None:
-        """Write the file, rename it and add the row. Return the hashes of the agent's previous
-        blocks; None if another process saved this generation first. Holds the folder's lock, so
-        that no process takes the name between check and rename."""
+        # Holds the folder's lock, so that no process takes the name between check and rename.
         store = self._store
         with store.folder.temporary() as path:
             store.folder.create(path, data, sync=store.durable)
@@ -156,13 +152,7 @@ class Agents:
         return before
 
     def _delete_superseded(self, filed: FiledManifest, before: Sequence[BlockHash]) -> None:
-        """Delete the files that the saved manifest makes unneeded. A failure only delays the
-        deletion.
-
-        Deletes old generations, their turns' checkpoints, and partial blocks that the agent no
-        longer needs or whose tokens begin a new block. If the manifest does not continue the old
-        history, eviction takes that history's other blocks sooner.
-        """
+        # A failure only delays the deletion.
         store, manifest = self._store, filed.manifest
         known = set(before)
         links = list(manifest.scope.chain(manifest.token_ids))
@@ -194,9 +184,7 @@ class Agents:
     def _ends_of_old_turns(
         self, key: bytes, last: Sequence[BlockLink]
     ) -> dict[int, list[BlockHash]]:
-        """Return, by generation, the last blocks of old turns and prompts, to delete the
-        checkpoints there. Reads the manifests before it locks the index. Returns {} if the newest
-        turn, which ends with `last`, has no checkpoint: the model uses no checkpoints."""
+        # Reads the manifests before it locks the index.
         with self._store.index.reading() as db:
             if not block_rows.find(db, [link.key(Part.CHECKPOINT) for link in last]):
                 return {}
@@ -207,10 +195,7 @@ class Agents:
         }
 
     def _ends_of_turn(self, key: bytes, generation: int, newer: int) -> list[BlockHash]:
-        """Return the last blocks of the turn that `generation` saved, and of its prompt. Empty if a
-        manifest is unreadable, or if generation `newer` does not continue that prompt, for example
-        after a compaction: the agent may return to the prompt, and eviction deletes its checkpoints
-        later."""
+        # Empty if the newer turn does not continue the prompt: the agent may return to it.
         try:
             old, after = (
                 read_manifest(self._store.entries, key, one)[0].manifest
@@ -227,8 +212,8 @@ class Agents:
             return agent_rows.generations(db, key)
 
     def _first_sound(self, key: bytes, generations: Sequence[int]) -> FiledManifest | None:
-        """Return the first intact manifest. Quarantine the damaged manifests before it, and drop
-        the rows of missing manifests."""
+        """Return the first intact manifest. Quarantines damaged ones, and drops rows of missing
+        ones."""
         for generation in generations:
             try:
                 filed, file = read_manifest(self._store.entries, key, generation)
@@ -254,7 +239,7 @@ class Agents:
 
 class Blocks:
     """The block files of an open store. Methods raise OSError or IndexBrokenError. Callers of
-    `put`, `drop` and `sync` hold the store's `write_lock`."""
+    `put`, `drop` and `sync` hold `write_lock`."""
 
     def __init__(self, store: OpenStore) -> None:
         self._store = store
@@ -291,8 +276,7 @@ class Blocks:
         return True
 
     def sync(self) -> list[Entry]:
-        """Make the blocks written since the last call durable; return the entries that failed to
-        sync."""
+        """Make the blocks written so far durable; return the entries that failed."""
         return self._flusher.flush()
 
     def drop(self, entry: Entry) -> None:
@@ -304,7 +288,7 @@ class Blocks:
                 block_rows.drop(db, key)
 
     def forget_missing(self, key: BlockKey) -> None:
-        """Drop the row of a block if its file is missing."""
+        """Drop the row of a missing file."""
         with self._store.index.reading() as db:
             if block_rows.file_bytes(db, key) is None:
                 return
@@ -313,7 +297,7 @@ class Blocks:
                 block_rows.drop(db, key)
 
     def _is_stored(self, key: BlockKey) -> bool:
-        """Return whether the block has a row and a file. Drop a row without a file."""
+        # Drops a row without a file
         with self._store.index.reading() as db:
             known = block_rows.file_bytes(db, key)
         if known is None:
@@ -325,7 +309,7 @@ class Blocks:
         return False
 
     def _write(self, block: StoredBlock, entry: Entry, reservation: int) -> None:
-        """Write a temporary file, rename it and add the row: all three steps, or none."""
+        # All three steps happen, or none.
         store = self._store
         body = block.data()
         header = encode_header(block)
@@ -344,8 +328,7 @@ class Blocks:
 
 
 class Flusher:
-    """Syncs block files that may not be durable yet: first their contents, then the folders with
-    their names. Callers sync the manifest afterwards. Not thread-safe: callers lock."""
+    """Makes block files durable: first their contents, then their names. Not thread-safe."""
 
     def __init__(self, entries: Entries, counts: Counts) -> None:
         self._entries = entries
@@ -357,8 +340,8 @@ class Flusher:
         self._waiting[entry] = None
 
     def flush(self) -> list[Entry]:
-        """Sync all waiting files; return the files that failed, which callers must not trust. Never
-        retries: after a failed sync, the system may report success without writing."""
+        """Sync all waiting files; return those that failed. Never retries, as a second sync may
+        succeed without a write."""
         waiting, self._waiting = list(self._waiting), {}
         failed = [entry for entry in waiting if not self._sync(entry)]
         bad = {shard for shard in {e.shard for e in waiting} if not self._sync_shard(shard)}
@@ -388,8 +371,7 @@ class Flusher:
 
 
 def _is_reachable(db: sqlite3.Connection, link: BlockLink) -> bool:
-    """Return whether the block is the first in its chain or the index has its parent. A write of
-    any other block must not evict entries."""
+    # A write of an unreachable block must not evict entries.
     if link.parent == link.scope.root:
         return True
     return block_rows.file_bytes(db, BlockKey(link.parent, Part.FULL)) is not None
