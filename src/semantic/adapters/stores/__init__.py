@@ -1,1 +1,1 @@
-"""Stores of KV cache blocks (memory, disk, both tiers, write-behind) and of small records."""
+"""Stores of KV cache blocks, in memory and on disk, and of small records."""

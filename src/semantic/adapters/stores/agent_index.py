@@ -1,8 +1,4 @@
-"""Agents of stores: AgentTable for memory, TierAgents for two tiers, QueuedAgents for a queue.
-
-TierAgents and QueuedAgents implement `AgentIndexPort`. These classes know about manifests; they
-know nothing about blocks or evictions.
-"""
+"""Agents of stores: AgentTable for memory, TierAgents for two tiers, QueuedAgents for a queue."""
 
 from __future__ import annotations
 
@@ -23,12 +19,11 @@ from semantic.domain.stored import AgentName, Manifest, Pinned, Place
 from semantic.ports.store import AgentIndexPort
 
 ENTRY_BYTES = 1024
-"""Bytes of a block or manifest in addition to its body and tokens: objects, keys, table entries."""
+"""Bytes of a block or manifest in addition to its body and tokens."""
 TOKEN_BYTES = 48
-"""Bytes counted for each token: an int and two pointers, even if entries share the int."""
+"""Bytes counted for each token: an int and two pointers."""
 LINK_BYTES = 640
-"""Bytes of a manifest for each block: the block's hash, and the set of agents that need the
-block."""
+"""Bytes of a manifest for each block."""
 _CHARACTER_BYTES = 4
 
 K = TypeVar("K")
@@ -37,7 +32,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class SavedAgent:
-    """A manifest with packed tokens, and the blocks that hold these tokens."""
+    """A manifest with packed tokens, and the blocks that hold its tokens."""
 
     bare: Manifest
     tokens: bytes
@@ -85,11 +80,11 @@ class AgentTable:
         return self._saved[agent]
 
     def get(self, agent: AgentName) -> SavedAgent | None:
-        """Return the agent's saved manifest and blocks; None if the agent is unknown."""
+        """Return the agent's saved manifest and blocks, or None."""
         return self._saved.get(agent)
 
     def add(self, saved: SavedAgent) -> None:
-        """Add an agent that the table does not contain yet."""
+        """Add a new agent."""
         bare, agent = saved.bare, saved.name  # one tuple for all blocks
         self._saved[agent] = saved
         insort(self._listed.setdefault(bare.scope, []), bare.place)
@@ -133,8 +128,7 @@ class AgentTable:
 
 
 def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
-    """Remove a member from its group, and the group if the group is now empty. Ignores a missing
-    member, because a chain may contain a block twice."""
+    # A chain may contain a block twice: the member may be missing.
     members = groups.get(group, {})
     members.pop(member, None)
     if not members:
@@ -143,16 +137,15 @@ def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TierAgents:
-    """The agents of two tiers. For an agent in both tiers, the manifest and the generation in
-    `cold` apply. `pins` is the tier whose quota limits pins. Methods without a docstring: see
-    `AgentIndexPort`."""
+    """The agents of two tiers. For an agent in both, `cold` decides. Methods without a
+    docstring: see `AgentIndexPort`."""
 
     _warm: AgentIndexPort
     _cold: AgentIndexPort
     _pins: AgentIndexPort
 
     def save(self, manifest: Manifest) -> bool:
-        """See `AgentIndexPort.save`. True if either tier accepts the manifest."""
+        """See `AgentIndexPort.save`. Returns True if either tier accepts the manifest."""
         warm, cold = self._warm.save(manifest), self._cold.save(manifest)
         return warm or cold
 
@@ -164,7 +157,7 @@ class TierAgents:
         return list(dict.fromkeys([*self._warm.scopes(), *self._cold.scopes()]))
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
-        """See `AgentIndexPort.page`. Lists an agent in both tiers once, from `cold`."""
+        """See `AgentIndexPort.page`."""
         cold = ((one, True) for one in walk(self._cold, scope, limit, after))
         warm = ((one, False) for one in walk(self._warm, scope, limit, after))
         found: dict[str, Manifest] = {}
@@ -181,7 +174,7 @@ class TierAgents:
         return sorted({name for tier in tiers for name in tier.child_agents(scope, parent)})
 
     def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
-        """See `AgentIndexPort.users`. Returns up to two agents from each tier."""
+        """See `AgentIndexPort.users`."""
         warm, cold = self._warm.users(hashes), self._cold.users(hashes)
         nothing: frozenset[AgentName] = frozenset()
         return {one: warm.get(one, nothing) | cold.get(one, nothing) for one in hashes}
@@ -199,7 +192,7 @@ class _Save:
     manifest: Manifest
     number: int = 0
     generation: int | None = None
-    """The generation that the manifest will get; None until a caller needs the number."""
+    """The generation that the manifest will get, once a caller needs it."""
 
     @property
     def agent(self) -> AgentName:
@@ -207,16 +200,11 @@ class _Save:
 
 
 class QueuedAgents:
-    """The agents of a store behind a queue, including the agents of queued manifests.
-
-    A queued manifest waits for the blocks put before it. The queue holds only an agent's newest
-    manifest; a manifest replaced in the queue gets no generation. Methods without a docstring: see
-    `AgentIndexPort`.
-    """
+    """The agents of a store behind a queue, including queued agents. Methods without a
+    docstring: see `AgentIndexPort`."""
 
     def __init__(self, queue: WriteQueue, inner: AgentIndexPort, *, waits: bool) -> None:
-        """If `waits`, `remove` waits for a running write of the agent; otherwise, `inner` must keep
-        writes and removals in order."""
+        """If `waits`, `remove` waits for a running write of the agent."""
         self._queue = queue
         self._changed = queue.changed
         self._inner = inner
@@ -227,7 +215,7 @@ class QueuedAgents:
         return len(self._saves)
 
     def save(self, manifest: Manifest) -> bool:
-        """See `AgentIndexPort.save`. True means the queue accepted the manifest."""
+        """See `AgentIndexPort.save`. Returns True if the queue accepts the manifest."""
         save = _Save(manifest)
         with self._changed:
             if not self._queue.accepts():
@@ -275,8 +263,7 @@ class QueuedAgents:
         return self._inner.users(hashes)
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """See `AgentIndexPort.remove`. Removes the agent from the queue and from `inner` before it
-        returns."""
+        """See `AgentIndexPort.remove`."""
         agent = scope, agent_id
         with self._changed:
             was_queued = self._saves.pop(agent, None) is not None
@@ -295,7 +282,6 @@ class QueuedAgents:
             return {name: save for (of, name), save in self._saves.items() if of == scope}
 
     def _with_generation(self, save: _Save) -> Manifest:
-        """Return the queued manifest with the generation that it will get."""
         with self._changed:
             generation = save.generation
         if generation is None:

@@ -1,7 +1,6 @@
-"""Write-behind queue in front of a slow store: `put` returns at once, threads write.
+"""BackgroundStore: a write-behind queue in front of a slow store.
 
-Implements `StorePort` in front of another store. Finds and reads queued blocks in the queue. Knows
-the number of queued bytes; does not know when, where or how the store writes.
+`put` returns at once, and threads write. Queued blocks can be read from the queue.
 """
 
 from __future__ import annotations
@@ -24,13 +23,11 @@ from semantic.domain.stored import BlockHeader, BlockRead, Found, StoredBlock, S
 from semantic.ports.store import StorePort
 
 QUEUED_BLOCK_BYTES = 1024
-"""Bytes counted for a queued block in addition to its body, so that blocks without a body count
-too."""
+"""Bytes counted for a queued block in addition to its body."""
 _KEPT_FOR_OTHERS = 8
-"""The divisor for the part of the queue, 1/8, that a single tenant cannot fill: a full queue drops
-other tenants' blocks."""
+"""The divisor for the part of the queue that a single tenant cannot fill."""
 MAX_TOUCHES = 1000
-"""The most touches to queue. The queue drops more touches, and eviction becomes less exact."""
+"""The most touches in the queue. Dropping a touch makes eviction less exact."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,15 +45,10 @@ class _Put:
 
 
 class BackgroundStore:
-    """Accepts writes at once. Threads pass the writes to `inner`, in `WriteOrder`. Thread-safe.
+    """Accepts writes at once; threads pass them to `inner`. Thread-safe.
 
-    Queues at most `max_queued_bytes` of blocks (each counts `QUEUED_BLOCK_BYTES` in addition to its
-    body). With several tenants, each tenant may fill at most 7/8 of the queue; public prefixes do
-    not count as a tenant. Drops blocks beyond these limits (backpressure), and all writes during a
-    back-off. Queues only an agent's newest manifest; a manifest replaced in the queue gets no
-    generation. `close` passes all queued writes to `inner`; a process that ends without `close`
-    loses the queue. `flush` and `close` raise IntegrityError if a bug has ended a thread. Methods
-    without a docstring: see `CacheStorePort`.
+    Drops blocks beyond `max_queued_bytes`, and all writes during a back-off. A process that ends
+    without `close` loses the queue. Methods without a docstring: see `CacheStorePort`.
     """
 
     def __init__(
@@ -71,16 +63,9 @@ class BackgroundStore:
         forgets_at_once: bool = False,
         close_seconds: float = math.inf,
     ) -> None:
-        """`stats` reports the queue as `tier`. Threads pass blocks to `inner` when `pace` allows,
-        and without delay during `flush` and `close`.
-
-        Writing takes time from computing: with a `pace`, checkpoints from before a turn's end come
-        last, and a queue that is more than half full drops these checkpoints. Each of the `threads`
-        writes one block at a time; manifests and touches wait for all blocks put before them. With
-        `forgets_at_once`, `inner` orders writes and removals itself, so `drop` and `remove` wait
-        for no write. `close` drops the remaining writes after `close_seconds`. Raises
-        InvalidRequestError if `max_queued_bytes` is below 1.
-        """
+        """`stats` reports the queue as `tier`. `pace` decides when a block may go to `inner`.
+        With `forgets_at_once`, `inner` orders writes and removals itself. Raises
+        InvalidRequestError if `max_queued_bytes` is below 1."""
         if max_queued_bytes < 1:
             raise InvalidRequestError(
                 f"max_queued_bytes must be at least 1, got {max_queued_bytes}"
@@ -104,8 +89,7 @@ class BackgroundStore:
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. With `forgets_at_once`, also True while the queue may
-        drop blocks, so that a turn's end puts the dropped blocks again."""
+        """See `CacheStorePort.holds_back`."""
         if self._waits or self.inner.holds_back:
             return self.inner.holds_back
         with self._changed:
@@ -114,7 +98,7 @@ class BackgroundStore:
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
-        """See `CacheStorePort.put`. True means the queue accepted the block."""
+        """See `CacheStorePort.put`. Returns True if the queue accepts the block."""
         job = _Put(block)
         with self._changed:
             if block.header.key in self._blocks:
@@ -138,8 +122,8 @@ class BackgroundStore:
             return True
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.drop`. Bypasses the queue; without `forgets_at_once`, waits for a
-        running write of the block."""
+        """See `CacheStorePort.drop`. Without `forgets_at_once`, waits for a running write of the
+        block."""
         gone = frozenset(keys)
         with self._changed:
             if not self._waits:
@@ -212,14 +196,13 @@ class BackgroundStore:
         return bytes(data)
 
     def prefetch(self, header: BlockHeader) -> bool:
-        """See `CacheStorePort.prefetch`. Does nothing for a queued block, which is already in
-        memory."""
+        """See `CacheStorePort.prefetch`. Does nothing for a queued block."""
         with self._changed:
             is_queued = header.key in self._blocks
         return is_queued or self.inner.prefetch(header)
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.touch`. Drops the touch if `MAX_TOUCHES` touches are queued."""
+        """See `CacheStorePort.touch`. Drops touches beyond `MAX_TOUCHES`."""
         with self._changed:
             if self._queue.error is None and self._touches < MAX_TOUCHES:
                 self._touches += 1
@@ -229,8 +212,7 @@ class BackgroundStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. The first entry is the queue. Its "dropped" counts blocks
-        that never reached `inner`, its "back-offs" counts pauses after failed writes."""
+        """See `CacheStorePort.stats`. The first entry is the queue."""
         with self._changed:
             queue = StoreStats(
                 self._tier,
@@ -243,12 +225,12 @@ class BackgroundStore:
         return [queue, *self.inner.stats()]
 
     def flush(self) -> None:
-        """See `CacheStorePort.flush`. Raises IntegrityError if a bug has ended the thread."""
+        """See `CacheStorePort.flush`. Raises IntegrityError if a bug has ended a thread."""
         self._queue.drain()
         self.inner.flush()
 
     def close(self) -> None:
-        """See `CacheStorePort.close`. Raises IntegrityError if a bug has ended the thread."""
+        """See `CacheStorePort.close`. Raises IntegrityError if a bug has ended a thread."""
         try:
             self._queue.close()
         finally:
@@ -285,7 +267,6 @@ class BackgroundStore:
         self._touches -= 1
 
     def _has_room(self, job: _Put) -> bool:
-        """Return whether the block fits and leaves space for any other tenants."""
         own, most = self._tenants[job.tenant] + job.n_bytes, self._queue.max_bytes
         if len(self._tenants.keys() - {self._public}) > 1 and own > most - most // _KEPT_FOR_OTHERS:
             return False
@@ -306,7 +287,6 @@ class BackgroundStore:
             self._drop(number, "superseded")
 
     def _drop_deferred(self) -> None:
-        """Drop deferred blocks, the oldest first, until at least half of the queue is free."""
         while self._queue.is_over_half:
             number = self._queue.order.oldest_deferred()
             if number is None:
@@ -321,6 +301,6 @@ class BackgroundStore:
 
 
 def _joined(written: Sequence[BlockHeader], queued: Sequence[BlockHeader]) -> list[BlockHeader]:
-    """Merge two lists of headers; for a block in both lists, keep the header in `queued`."""
+    # For a block in both lists, the header in `queued`
     keys = {one.key for one in queued}
     return [*(one for one in written if one.key not in keys), *queued]

@@ -1,7 +1,6 @@
-"""Responses and turns on disk, in two SQLite files that survive the process.
+"""Responses and turns on disk, in two SQLite files.
 
-If the disk fails, responses stay in memory, and the server renders missing turns again. Knows
-records and the permanent failures of a disk; knows nothing about the API.
+If the disk fails, responses stay in memory, and the server renders missing turns again.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ from semantic.ports.store import ResponsesPort
 
 
 def _ignore(_: str) -> None:
-    """Do nothing: the default of the parameter `notify`."""
+    """Do nothing."""
 
 
 class SqliteResponses:
-    """Implements `ResponsesPort`. Beyond `max_bytes`, deletes the oldest responses of the largest
-    tenant first. Creates the file on first use, in an existing folder. Calls `notify` after
-    quarantining the file."""
+    """Implements `ResponsesPort` with a file, created on first use. Beyond `max_bytes`, deletes
+    the oldest responses of the largest tenant first."""
 
     def __init__(self, path: Path, max_bytes: int, notify: Callable[[str], None] = _ignore) -> None:
         self._records = Records(path, max_bytes, "responses", notify)
@@ -40,7 +38,7 @@ class SqliteResponses:
         self._records.put(key_of(tenant, response.id), encoded(response), owner_of(tenant))
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """See `ResponsesPort.delete`. Overwrites the response's text, also in SQLite's log."""
+        """See `ResponsesPort.delete`. Overwrites the text on disk."""
         return self._records.delete(key_of(tenant, response_id))
 
     def close(self) -> None:
@@ -48,9 +46,8 @@ class SqliteResponses:
 
 
 class FallbackResponses:
-    """Implements `ResponsesPort` with `disk` and, when `disk` fails, with `memory`: a full or
-    locked disk loses no response until the process ends. Calls `notify` with a sentence at the
-    first failure."""
+    """Implements `ResponsesPort` with `disk`, and with `memory` when `disk` fails. Calls
+    `notify` at the first failure."""
 
     def __init__(
         self, disk: ResponsesPort, memory: ResponsesPort, notify: Callable[[str], None]
@@ -63,7 +60,7 @@ class FallbackResponses:
         self._mutex = threading.Lock()
 
     def disable_disk(self) -> None:
-        """Stop using the disk; keep responses in memory only."""
+        """Keep responses in memory only from now on."""
         self._off = True
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
@@ -77,7 +74,7 @@ class FallbackResponses:
             return None
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        """See `ResponsesPort.put`. Raises nothing when the disk fails."""
+        """See `ResponsesPort.put`. A failure of the disk raises no error."""
         if not self._off:
             try:
                 self._disk.put(tenant, response)
@@ -114,15 +111,13 @@ class FallbackResponses:
 
 
 _HEAD: Final = struct.Struct("<?32sQ32s")
-"""Has-parent flag, parent's digest, number of the parent's tokens before the turn's tokens, digest
-of the turn's thought."""
+"""Flag, digest and length of the parent, and the digest of the turn's thought."""
 _NO_POINT: Final = bytes(32)
 
 
 class DiskTurns:
-    """Implements `TurnsPort`. Beyond `max_bytes`, deletes the oldest turns of the largest tenant
-    first. Calls `notify` at the disk's first failure, and for every quarantined file. Its methods
-    raise nothing."""
+    """Implements `TurnsPort` with a file. Beyond `max_bytes`, deletes the oldest turns of the
+    largest tenant first. Its methods raise nothing."""
 
     def __init__(self, path: Path, max_bytes: int, notify: Callable[[str], None]) -> None:
         self._records = Records(path, max_bytes, "turns", notify)
@@ -138,7 +133,7 @@ class DiskTurns:
         return None if data is None else decoded_turn(point, data)
 
     def put(self, turn: Turn) -> None:
-        """See `TurnsPort.put`. On return, this machine's file contains the turn."""
+        """See `TurnsPort.put`. Returns after the write."""
         if not turn.tokens and self.get(turn.point) is not None:
             return
         try:
@@ -147,7 +142,7 @@ class DiskTurns:
             self._report(error)
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
-        """See `TurnsPort.look_up`. Does nothing, because `get` reads the file directly."""
+        """See `TurnsPort.look_up`. Does nothing, as `get` reads the file."""
 
     def close(self) -> None:
         self._records.close()
@@ -164,14 +159,14 @@ def turn_key(point: Point) -> bytes:
 
 
 def encoded_turn(turn: Turn) -> bytes:
-    """Return `turn` as bytes, without its point and owner."""
+    """Return `turn` as bytes, without point and owner."""
     parent = turn.parent or _NO_POINT
     head = _HEAD.pack(turn.parent is not None, parent, turn.start, turn.thought)
     return head + pack_tokens(turn.tokens)
 
 
 def decoded_turn(point: Point, data: bytes, owner: bytes = b"") -> Turn | None:
-    """Return the turn that `encoded_turn` turned into `data`; None if `data` is malformed."""
+    """Return the turn in `data`; None if it is malformed."""
     tokens = data[_HEAD.size :]
     if len(data) < _HEAD.size or len(tokens) % TOKEN_BYTES:
         return None

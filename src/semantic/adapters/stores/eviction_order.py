@@ -1,7 +1,4 @@
-"""EvictionOrder: selects the entries of several tenants to evict when their quota is full.
-
-Knows tenants, sizes and uses; does not know what an entry is or how to drop one.
-"""
+"""EvictionOrder: selects the entries of several tenants to evict when their quota is full."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ E = TypeVar("E", bound=Hashable)
 
 @dataclass(slots=True)
 class _Tenant(Generic[E]):
-    """A tenant's entries in three queues: `lru` (unpinned), `left` (unpinned, abandoned by their
-    agents), `pinned`. A queue maps entries to last uses (values of a counter), oldest first."""
+    # `left` has unpinned entries that their agents no longer need. Queues map entries to last uses,
+    # oldest first.
 
     lru: OrderedDict[E, int] = field(default_factory=OrderedDict)
     left: OrderedDict[E, int] = field(default_factory=OrderedDict)
@@ -42,17 +39,14 @@ class _Tenant(Generic[E]):
             self.pinned_bytes -= size
 
     def is_evictable(self, entry: E) -> bool:
-        """Return whether the entry is an unpinned entry of the tenant."""
         return entry in self.lru or entry in self.left
 
     def entries(self, *, pinned: bool) -> Iterator[E]:
-        """Yield the unpinned entries in order of eviction and, with `pinned`, the pinned entries
-        after them."""
+        # Pinned entries come after all others.
         used = heapq.merge(self.left.items(), self.lru.items(), key=itemgetter(1))
         return itertools.chain(map(itemgetter(0), used), self.pinned if pinned else ())
 
     def abandon(self, entries: Iterable[E]) -> None:
-        """Set the last use of `entries` to `left_at`, so that eviction takes them sooner."""
         firsts = (next(iter(one.values()), self.uses) for one in (self.lru, self.left))
         at = left_at(min(firsts), self.uses)
         for entry in entries:
@@ -69,7 +63,7 @@ class _Tenant(Generic[E]):
         order[entry] = self.uses
 
     def _take(self, entry: E) -> OrderedDict[E, int]:
-        """Remove the entry from its queue and return that queue."""
+        """Remove the entry; return its former queue."""
         orders = (self.lru, self.left, self.pinned)
         order = next(one for one in orders if entry in one)
         del order[entry]
@@ -77,12 +71,9 @@ class _Tenant(Generic[E]):
 
 
 class EvictionOrder(Generic[E]):
-    """Keeps entries within `max_bytes`, if callers evict the entries that `victims` returns.
+    """Selects the entries to evict so that the rest fit in `max_bytes`. Not thread-safe.
 
-    Eviction takes the least recently used entry first, after its dependents. To make room for a
-    tenant, it takes entries of larger tenants first, from the largest tenant down, pinned entries
-    last; then the tenant's own unpinned entries. `public` does not count as a tenant: a sole tenant
-    may pin everything, and public entries never evict its pins. Not thread-safe.
+    Takes the least recently used entry of the largest tenant first, and pinned entries last.
     """
 
     def __init__(
@@ -109,13 +100,13 @@ class EvictionOrder(Generic[E]):
         return Pinned(self._of(tenant).pinned_bytes, equal_part(self.max_bytes, n_others))
 
     def add(self, tenant: bytes, entry: E, *, pinned: bool) -> None:
-        """Count an entry, which becomes the most recently used."""
+        """Add an entry as the most recently used."""
         size = self._size(entry)
         self.n_bytes += size
         self.tenants.setdefault(tenant, _Tenant()).add(entry, size, pinned=pinned)
 
     def remove(self, tenant: bytes, entry: E) -> None:
-        """Remove an entry that `add` has counted."""
+        """Remove an entry."""
         size = self._size(entry)
         self.n_bytes -= size
         self.tenants[tenant].remove(entry, size)
@@ -126,7 +117,7 @@ class EvictionOrder(Generic[E]):
         self.tenants[tenant].use(entry)
 
     def abandon(self, tenant: bytes, entries: Iterable[E]) -> None:
-        """Make eviction take `entries` sooner, since their agents no longer need them."""
+        """Mark `entries` for earlier eviction, since their agents no longer need them."""
         self.tenants[tenant].abandon(entries)
 
     def clear(self) -> None:
@@ -136,8 +127,8 @@ class EvictionOrder(Generic[E]):
     def victims(
         self, tenant: bytes, n_bytes: int, spared: Collection[E] = ()
     ) -> Collection[E] | None:
-        """Return the entries to evict so that `n_bytes` more of `tenant` fit. None if its pinned
-        and spared entries, and the bytes that other tenants keep, leave too little space."""
+        """Return the entries to evict for `n_bytes` more of `tenant`, or None if they cannot
+        fit."""
         excess = self.n_bytes + n_bytes - self.max_bytes
         if excess <= 0:
             return ()
@@ -153,16 +144,14 @@ class EvictionOrder(Generic[E]):
         return found if total >= excess else None
 
     def oldest(self, n_bytes: int) -> Collection[E]:
-        """Return the least recently used unpinned entries of the largest tenants, `n_bytes` or more
-        in total; all unpinned entries if they have fewer bytes."""
+        """Return the least recently used unpinned entries, with at least `n_bytes` if possible."""
         return self._first(self._order(b"", 0, (), pins_stay=True), n_bytes)[0]
 
     def _of(self, tenant: bytes) -> _Tenant[E]:
         return self.tenants.get(tenant, _Tenant())
 
     def _first(self, order: Iterable[E], n_bytes: int) -> tuple[Collection[E], int]:
-        """Return the first distinct entries with at least `n_bytes` in total (all entries if they
-        have fewer), and their total bytes."""
+        """Return the first entries with at least `n_bytes` in total, and their bytes."""
         found: dict[E, None] = {}
         total = 0
         for entry in order:
@@ -176,9 +165,8 @@ class EvictionOrder(Generic[E]):
     def _order(
         self, tenant: bytes, then: int, spared: Collection[E], *, pins_stay: bool
     ) -> Iterator[E]:
-        """Yield the entries that `tenant`, which will have `then` bytes, may evict; entries may
-        repeat. Other tenants lose only bytes above `then`, the largest tenant first. They lose
-        pinned entries last or, with `pins_stay`, never."""
+        # Other tenants lose only bytes above `then`, the bytes that `tenant` will have. Entries may
+        # repeat.
         larger = [
             (-one.n_bytes, tag)
             for tag, one in self.tenants.items()
@@ -203,14 +191,13 @@ class EvictionOrder(Generic[E]):
         yield from self._expanded(self._of(tenant).entries(pinned=False), spared)
 
     def _expanded(self, entries: Iterable[E], spared: Collection[E]) -> Iterator[E]:
-        """Yield the entries outside `spared`, each after its dependents."""
         for entry in entries:
             if entry not in spared:
                 yield from self._dependents_first(entry)
 
     def _dependents_first(self, entry: E) -> Sequence[E]:
-        """Return `entry` after all its dependents. An entry with pinned or spared dependents is
-        pinned or spared itself, so no dependent needs to be skipped."""
+        # An entry with pinned or spared dependents is pinned or spared itself, so there is no need
+        # to skip any.
         found = {entry: None}
         waiting = [entry]
         while waiting:

@@ -1,7 +1,4 @@
-"""The memory tier: blocks and manifests in this process, within one quota of bytes, LRU-evicted.
-
-Implements `StorePort` and `AgentIndexPort`. Nothing outlives the process. Uses no files or threads.
-"""
+"""MemoryStore: the memory tier, blocks and manifests within one quota of bytes."""
 
 from __future__ import annotations
 
@@ -43,8 +40,7 @@ from semantic.domain.stored import (
 from semantic.ports.store import BlockObserver
 
 _MAX_REFUSED = 1000
-"""The number of refused blocks to remember. Forgetting a block too early only worsens the choice of
-victims."""
+"""The number of refused blocks to remember."""
 _SECRET_BYTES = 32
 
 _Entry: TypeAlias = BlockKey | AgentName
@@ -53,11 +49,7 @@ _Entry: TypeAlias = BlockKey | AgentName
 class MemoryStore:
     """Keeps the most recently used blocks and manifests, up to `max_bytes`. Thread-safe.
 
-    A block takes the bytes of its body and tokens plus `ENTRY_BYTES`; a manifest counts likewise.
-    Blocks and manifests share one `EvictionOrder`. A block that no agent's newest manifest needs
-    any more counts as used longer ago, see `left_at`. Putting a block never evicts its ancestors,
-    so a chain that is too long keeps its beginning. The time of a call grows with the number of
-    entries only if the call returns all. Methods without a docstring: see its ports.
+    Methods without a docstring: see its ports.
     """
 
     def __init__(
@@ -68,8 +60,8 @@ class MemoryStore:
         counts_bodies: bool = True,
         observer: BlockObserver | None = None,
     ) -> None:
-        """Without `counts_bodies`, the quota does not count bodies, which another component stores.
-        Raises InvalidRequestError if the quota is below 1 or the secret does not have 32 bytes."""
+        """Without `counts_bodies`, the quota leaves out bodies. Raises InvalidRequestError for a
+        quota below 1, or a secret of other than 32 bytes."""
         if max_bytes < 1:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         if secret is not None and len(secret) != _SECRET_BYTES:
@@ -89,7 +81,7 @@ class MemoryStore:
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. Always False: the memory tier uses no disk."""
+        """See `CacheStorePort.holds_back`. Always False."""
         return False
 
     @property
@@ -132,7 +124,7 @@ class MemoryStore:
             return frozenset(key for key in keys if key not in self._blocks)
 
     def roots(self, namespace: bytes) -> frozenset[BlockHash]:
-        """Return the parent hashes of the first blocks of all chains in `namespace`."""
+        """Return the parent hashes of the first blocks in `namespace`."""
         with self._lock:
             links = [block.header.link for block in self._blocks.values()]
         return frozenset(
@@ -140,7 +132,7 @@ class MemoryStore:
         )
 
     def header(self, key: BlockKey) -> BlockHeader | None:
-        """Return the header of a stored block; None if the block is not stored."""
+        """Return the header of a stored block, or None."""
         with self._lock:
             block = self._blocks.get(key)
         return None if block is None else block.header
@@ -195,7 +187,7 @@ class MemoryStore:
         return self._save(manifest)
 
     def remember(self, manifest: Manifest) -> bool:
-        """Save `manifest` with the generation that another store has assigned."""
+        """Save `manifest` with a generation from another store."""
         return self._save(manifest, manifest.generation)
 
     def _save(self, manifest: Manifest, generation: int | None = None) -> bool:
@@ -253,9 +245,7 @@ class MemoryStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. "dropped" and "evicted" count blocks; "dropped manifests" and
-        "evicted manifests" count manifests. "superseded" counts partial blocks dropped because a
-        longer block contains their tokens."""
+        """See `CacheStorePort.stats`."""
         with self._lock:
             return [
                 StoreStats(
@@ -270,8 +260,7 @@ class MemoryStore:
             ]
 
     def release(self, n_bytes: int) -> bool:
-        """Evict the least recently used unpinned entries of the largest tenants, `n_bytes` or more;
-        return whether the store evicted an entry."""
+        """Evict unpinned entries with at least `n_bytes`; return whether it evicted any."""
         with self._lock:
             victims = self._order.oldest(n_bytes)
             for victim in victims:
@@ -299,8 +288,7 @@ class MemoryStore:
                 self._order.use(self._tenant(key), key)
 
     def _abandon(self, chain: Sequence[BlockHash]) -> None:
-        """Let eviction take a block of `chain` sooner if no agent needs the block any more. The
-        last block of the chain goes first."""
+        # The last block of the chain goes first.
         left = (name for name in reversed(chain) if name not in self._agents.users)
         keys = [key for key in _keys(left) if key in self._blocks]
         if keys:
@@ -318,15 +306,13 @@ class MemoryStore:
         return self._evict_for(link.scope.tenant, n_bytes, {*_keys(self._lineage(link))})
 
     def _evict_for(self, tenant: bytes, n_bytes: int, spared: Collection[_Entry]) -> bool:
-        """Evict until `n_bytes` more of `tenant` fit. If they cannot fit, evict nothing and return
-        False."""
+        """Evict until `n_bytes` more fit. If they cannot fit, evict nothing and return False."""
         victims = self._order.victims(tenant, n_bytes, spared)
         for victim in victims or ():
             self._evict(victim)
         return victims is not None
 
     def _dependents(self, key: _Entry) -> Iterator[BlockKey]:
-        """Yield the stored blocks that need the block `key`."""
         if not isinstance(key, BlockKey) or key.part is not Part.FULL:
             return
         others = (BlockKey(key.hash, part) for part in Part if part is not Part.FULL)
@@ -335,7 +321,7 @@ class MemoryStore:
             yield from (header.key for header in self._children.of(key.hash, part))
 
     def _lineage(self, link: BlockLink) -> set[BlockHash]:
-        """Return the hashes of the block and of its ancestors, up to the first missing ancestor."""
+        # Ends at the first missing ancestor
         found = {link.hash}
         parent = self._blocks.get(BlockKey(link.parent, Part.FULL))
         while parent is not None and parent.header.link.hash not in found:
@@ -383,7 +369,6 @@ class MemoryStore:
         self._order.remove(self._tenant(key), key)
 
     def _pin(self, chain: Sequence[BlockHash], n: int) -> None:
-        """Add `n` to the number of pinned agents that need each block of `chain`."""
         stored = [key for key in _keys(reversed(chain)) if key in self._blocks]
         for key in stored:
             self._leave(key)
@@ -407,8 +392,6 @@ class MemoryStore:
             self._pin(saved.chain, -1)
 
     def _drop_superseded(self, before: Sequence[BlockLink], after: Sequence[BlockLink]) -> None:
-        """Drop partial blocks that no agent needs and whose tokens begin a longer block. Searches
-        the blocks `before`, and blocks whose tokens begin a block in `after`."""
         keys = (link.key(Part.FULL) for link in before)
         found = [self._blocks[key].header for key in keys if key in self._blocks]
         for link in after:
@@ -432,8 +415,7 @@ def _keys(names: Iterable[BlockHash]) -> list[BlockKey]:
 
 
 def data_of(block: StoredBlock | None, header: BlockHeader) -> bytes | memoryview | None:
-    """Return the body of `block`, waiting for its bytes if necessary; None if the block does not
-    have this `header`, or if the bytes never arrive."""
+    """Return the body of `block`, or None. Waits until the body arrives."""
     if block is None or block.header != header:
         return None
     try:
@@ -443,8 +425,8 @@ def data_of(block: StoredBlock | None, header: BlockHeader) -> bytes | memoryvie
 
 
 def fill(read: BlockRead, block: StoredBlock | None) -> bool:
-    """Copy the body of `block` into the targets of `read`. Return False, leaving the targets
-    unchanged, if the headers differ, or if the body does not have the targets' size."""
+    """Copy the body of `block` into the targets of `read`. Returns False if header or size
+    differ."""
     data = data_of(block, read.header)
     if data is None or sum(map(len, read.segments)) != len(data):
         return False

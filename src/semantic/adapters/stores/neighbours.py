@@ -1,8 +1,6 @@
-"""Finds, among the blocks that follow one parent, the blocks that share most tokens with a prompt.
+"""Finds the blocks after one parent that share most tokens with a prompt.
 
-In the sort order of packed tokens, blocks that share many tokens are neighbours, so a few searches
-find the nearest among any number of blocks. Knows headers and packed tokens; does not know where
-bodies are.
+Sorts packed tokens, so that a few searches suffice for any number of blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from semantic.domain.stored import BlockHeader
 Search = Callable[[bytes], bytes | None]
 
 _FEW = 8
-"""The most siblings to compare one by one: most parents have a single child."""
+"""The most siblings to compare one by one."""
 _BEHIND = b"\xff" * 33
 """A byte string that sorts after every hash."""
 
@@ -32,9 +30,7 @@ _BEHIND = b"\xff" * 33
 def nearest(like: bytes, at_most: Search, above: Search) -> list[bytes]:
     """Return the members of a sorted set of packed tokens that are worth comparing with `like`.
 
-    Returns all prefixes of `like`, and a member that shares most tokens with `like` if
-    `begins_like` accepts that member. `at_most` returns the last member up to its argument, `above`
-    the first member after its argument.
+    `at_most` returns the last member up to its argument, `above` the first one after it.
     """
     found: dict[bytes, None] = {}
     after = above(like)
@@ -68,11 +64,11 @@ class Children:
         self._families: dict[tuple[BlockHash, Part], _Family] = {}
 
     def add(self, header: BlockHeader) -> None:
-        """Insert a header; do nothing if the header is present."""
+        """Insert a header if it is new."""
         self._families.setdefault((header.link.parent, header.part), _Family()).add(header)
 
     def remove(self, header: BlockHeader) -> None:
-        """Remove a header that `add` has inserted."""
+        """Remove a header."""
         place = header.link.parent, header.part
         family = self._families[place]
         family.remove(header)
@@ -83,7 +79,7 @@ class Children:
         self._families.clear()
 
     def of(self, parent: BlockHash, part: Part) -> list[BlockHeader]:
-        """Return all headers that follow `parent`, in the order of insertion."""
+        """Return the headers after `parent`, in the order of insertion."""
         family = self._families.get((parent, part))
         return [] if family is None else list(family.headers.values())
 
@@ -92,7 +88,7 @@ class Children:
         return [] if family is None else family.nearest(like)
 
     def longer(self, header: BlockHeader) -> bool:
-        """Return whether a sibling begins with the tokens of `header` and has more tokens."""
+        """Return whether a sibling begins with the tokens of `header` and has more."""
         family = self._families.get((header.link.parent, header.part))
         packed = pack_tokens(header.link.tokens)
         after = None if family is None else family.above(packed)
@@ -100,8 +96,7 @@ class Children:
 
 
 class _Family:
-    """The blocks of one part that follow one parent. Keeps a sorted list of more than `_FEW`
-    blocks."""
+    # Sorts only more than `_FEW` blocks
 
     __slots__ = ("_sorted", "headers")
 

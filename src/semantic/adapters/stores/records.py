@@ -1,8 +1,7 @@
-"""Small durable records in one SQLite file: bytes by key, within a quota of bytes.
+"""Records: small durable records in one SQLite file, as bytes by key.
 
-Every row has a checksum; a row that does not match its checksum counts as missing. Sorts SQLite's
-errors into system failures (StoreError) and a corrupt file, which it quarantines and replaces. Does
-not know the meaning of the bytes, and knows owners only by name.
+A row that does not match its checksum counts as missing. A corrupt file is quarantined and
+replaced.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from semantic.domain.identity import digest
 
 VERSION: Final = 2
 ROW_BYTES: Final = 512
-"""Bytes of a row without its data: key, checksum, entries in two B-trees, page slack."""
+"""Bytes of a row in addition to its data."""
 
 _APPLICATION: Final = 0x736D5263
-"""SQLite's application id in the file's header, which marks a file of this module."""
+"""SQLite's application id, which marks a file of this module."""
 
 _SUFFIXES: Final = ("", "-wal", "-shm", "-journal")
 _OWNER_ONLY: Final = 0o600
@@ -70,17 +69,16 @@ CREATE TRIGGER owners_go AFTER DELETE ON records BEGIN
     UPDATE owners SET bytes = bytes - old.cost WHERE owner = old.owner;
     DELETE FROM owners WHERE owner = old.owner AND bytes <= 0; END
 """
-"""Changes for version 2. Records written by version 1 get the empty owner."""
+"""The changes for version 2. Older records get the empty owner."""
 
 FileId = tuple[int, int]
 """Device and inode."""
 
 _CORRUPT: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-"""Codes of a corrupt file: the statements never change, so SQLITE_ERROR means a wrong table."""
+"""SQLite's codes for a corrupt file."""
 
 _REFUSALS: Final = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
-"""SQLite's codes for a lack of permission. SQLITE_CANTOPEN is not among them: this module has just
-opened the file, so SQLite fails to open it only without free file descriptors."""
+"""SQLite's codes for a lack of permission."""
 
 _TRANSIENT: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 
@@ -90,15 +88,14 @@ class BrokenDatabaseError(Exception):
 
 
 class UnusableFileError(StoreError):
-    """The database file stays unusable; the failed call changed nothing."""
+    """The database file is unusable; the failed call changed nothing."""
 
 
 class Records:
-    """Records in one file, created on first use in an existing folder. Thread-safe.
+    """Records in one file, created on first use. Thread-safe.
 
-    Beyond `max_bytes`, deletes the oldest records of the largest other owner, while that owner has
-    more bytes than the writing owner will have. Then deletes the writing owner's oldest records.
-    Messages call the records `noun`. Calls `notify` after quarantining a corrupt file.
+    Beyond `max_bytes`, deletes the oldest records of larger owners, then the writing owner's. Calls
+    `notify` after quarantining a corrupt file.
     """
 
     def __init__(
@@ -132,8 +129,7 @@ class Records:
                 raise StoreError(f"cannot store {self._noun}: {error}") from error
 
     def delete(self, key: bytes) -> bool:
-        """Delete and overwrite a record, also in SQLite's log; return False if it is missing.
-        Raises StoreError."""
+        """Delete and overwrite a record; return False if it is missing. Raises StoreError."""
         try:
             with self._database.held() as db:
                 gone = db.execute("DELETE FROM records WHERE key = ?", (key,)).rowcount
@@ -161,7 +157,6 @@ class Records:
             db.execute("COMMIT")
 
     def _evict_for(self, db: sqlite3.Connection, cost: int, owner: bytes) -> None:
-        """Delete the oldest records until `cost` more bytes of `owner` fit."""
         over = db.execute("SELECT bytes FROM total").fetchone()[0] + cost - self._max_bytes
         own = db.execute("SELECT bytes FROM owners WHERE owner = ?", (owner,)).fetchone() or (0,)
         while over > 0:
@@ -174,22 +169,20 @@ class Records:
 
 
 def _oldest(db: sqlite3.Connection, owner: bytes) -> tuple[int, int] | None:
-    """Return the number and cost of an owner's oldest record; None if it has no records."""
     sql = "SELECT number, cost FROM records WHERE owner = ? ORDER BY number LIMIT 1"
     found: tuple[int, int] | None = db.execute(sql, (owner,)).fetchone()
     return found
 
 
 def _oldest_of_larger(db: sqlite3.Connection, owner: bytes, n_bytes: int) -> tuple[int, int] | None:
-    """Return the number and cost of the oldest record of the largest owner except `owner`; None if
-    no other owner has more than `n_bytes`."""
+    # None if no other owner has more than `n_bytes`
     sql = "SELECT owner FROM owners WHERE owner != ? AND bytes > ? ORDER BY bytes DESC LIMIT 1"
     found = db.execute(sql, (owner, n_bytes)).fetchone()
     return None if found is None else _oldest(db, found[0])
 
 
 class RecordDatabase:
-    """One connection to the file at `path`, opened on first use. See `Records`."""
+    """One connection to the file at `path`, opened on first use."""
 
     def __init__(self, path: Path, noun: str, notify: Callable[[str], None]) -> None:
         self._path = path
@@ -202,10 +195,10 @@ class RecordDatabase:
 
     @contextmanager
     def held(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection to one thread at a time. An exception rolls the transaction back.
+        """Yield the connection to one thread at a time. An exception undoes the transaction.
 
-        Raises StoreError if the system fails. Quarantines a corrupt file and raises
-        BrokenDatabaseError; the next call starts with an empty file.
+        Raises StoreError. Quarantines a corrupt file and raises BrokenDatabaseError; the next call
+        starts with an empty file.
         """
         with self._mutex:
             try:
@@ -223,7 +216,7 @@ class RecordDatabase:
                 raise BrokenDatabaseError(str(error)) from error
 
     def close(self) -> None:
-        """Close the connection once no other thread uses it."""
+        """Close the connection once no thread uses it."""
         with self._mutex:
             self._close()
 
@@ -256,9 +249,8 @@ class RecordDatabase:
         return db
 
     def _prepare_files(self) -> FileId:
-        """Create the file, readable only by this user, if it is missing; return its identity.
-        Raises BrokenDatabaseError if the name belongs to anything else, for example a symbolic
-        link."""
+        """Create the file if missing; return its identity. Raises BrokenDatabaseError for a link
+        or another kind of file."""
         self._file = None
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -274,8 +266,7 @@ class RecordDatabase:
             raise kind(f"cannot store {self._noun} on disk: {error.strerror or error}") from error
 
     def _require_folder(self) -> None:
-        """Raise UnusableFileError if a link or another folder has replaced the file's folder,
-        because SQLite would follow the link."""
+        """Raise UnusableFileError for a replaced folder, because SQLite would follow a link."""
         found = self._path.parent.lstat()
         here = found.st_dev, found.st_ino
         if not stat.S_ISDIR(found.st_mode) or self._folder not in (None, here):
@@ -302,7 +293,7 @@ class RecordDatabase:
                 self._db.execute("ROLLBACK")
 
     def _quarantine(self, reason: str) -> None:
-        """Rename the database's files to make way for new ones. Raises StoreError."""
+        """Rename the files to make way for new ones. Raises StoreError."""
         self._close()
         end = f".bad-{time.time_ns()}"
         try:
@@ -331,8 +322,7 @@ class RecordDatabase:
 
 
 def _configure(db: sqlite3.Connection) -> None:
-    """Set up the database. Raises BrokenDatabaseError if the file belongs to another program, and
-    UnusableFileError if a later version wrote it."""
+    # Raises BrokenDatabaseError for another program's file, UnusableFileError for a later version's
     db.execute("PRAGMA trusted_schema = OFF")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
@@ -369,7 +359,7 @@ def _require_tables(db: sqlite3.Connection) -> None:
 
 
 def _proof_of(key: bytes, data: bytes) -> bytes:
-    """Return the checksum of a row. The checksum covers the key too, to detect swapped rows."""
+    # Covers the key too, to detect swapped rows
     return digest("record-v1", key, data)
 
 
@@ -379,7 +369,6 @@ def _file_id(path: Path) -> FileId:
 
 
 def _is_corrupt(error: sqlite3.Error) -> bool:
-    """Return whether SQLite's error comes from a corrupt file, not from the system."""
     return _code(error) in _CORRUPT
 
 

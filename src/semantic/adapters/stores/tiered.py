@@ -1,7 +1,6 @@
 """Two tiers as one store: a fast `warm` tier and a durable `cold` tier.
 
-Implements `CacheStorePort`. Writes every block to both tiers, as far as their quotas allow. Moves
-no block between the tiers. Does not know how a tier stores blocks.
+Writes every block to both tiers, as far as their quotas allow.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from semantic.ports.store import StorePort
 
 
 class TieredStore:
-    """Reads blocks from `warm`, or from `cold` if `warm` lacks them, directly into the targets. A
-    read copies no block to `warm`: the engine saves the blocks of restored sequences again.
+    """Reads blocks from `warm`, or from `cold` if `warm` lacks them. A read copies no block to
+    `warm`: the engine saves restored sequences again.
 
     Methods without a docstring: see `CacheStorePort`.
     """
@@ -42,7 +41,7 @@ class TieredStore:
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
-        """See `CacheStorePort.put`. True if either tier accepts the block."""
+        """See `CacheStorePort.put`. Returns True if either tier accepts the block."""
         warm = self.warm.put(block)
         if block.interim and self.cold.holds_back:
             return warm
@@ -57,8 +56,8 @@ class TieredStore:
         return {**self.cold.find([key for key in keys if key not in warm]), **warm}
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """See `CacheStorePort.lacking`: the keys that `cold` lacks, and the keys that neither tier
-        contains."""
+        """See `CacheStorePort.lacking`: the keys that `cold` lacks, and those that both tiers
+        lack."""
         return self.cold.lacking(keys) | (frozenset(keys) - self.find(keys).keys())
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
@@ -85,7 +84,7 @@ class TieredStore:
         return self.cold.read(header) if body is None else body
 
     def prefetch(self, header: BlockHeader) -> bool:
-        """See `CacheStorePort.prefetch`. Reads a body from `cold` and puts it into `warm`."""
+        """See `CacheStorePort.prefetch`."""
         if self.warm.prefetch(header) or self.cold.prefetch(header):
             return True
         found = self.cold.find([header.key]).get(header.key)
@@ -106,15 +105,14 @@ class TieredStore:
         self.cold.flush()
 
     def close(self) -> None:
-        """See `CacheStorePort.close`. Closes `cold` even if closing `warm` raises."""
+        """See `CacheStorePort.close`."""
         try:
             self.warm.close()
         finally:
             self.cold.close()
 
     def _body(self, header: BlockHeader, n_bytes: int) -> Body | None:
-        """Return a verified body from `cold`. Neither clears nor copies memory, because that would
-        delay the thread that steps the engine."""
+        # Neither clear nor copy memory here: that would delay the stepping thread.
         if header.part is Part.CHECKPOINT or not n_bytes:
             return self.cold.read(header)
         room = memoryview(mmap(-1, n_bytes // len(header.link.tokens) * BLOCK_TOKENS))
@@ -124,8 +122,6 @@ class TieredStore:
 
 @dataclass(frozen=True, slots=True)
 class _Prefetched:
-    """A `DeferredBody` whose bytes are in memory already."""
-
     body: memoryview
 
     def __len__(self) -> int:
@@ -136,11 +132,10 @@ class _Prefetched:
 
 
 class SharedTiers(TieredStore):
-    """This machine's tiers as `warm`, in front of `cold`, a store that several machines share.
+    """This machine's tiers as `warm`, in front of a `cold` store of several machines.
 
-    Reads from `cold` only the blocks that `warm` lacks, and puts them into `warm`, so that each
-    block crosses the network once. Pins count against the quota of `warm`, because its drive wears
-    out.
+    Blocks from `cold` also go into `warm`, so that each crosses the network once. Pins count
+    against the quota of `warm`.
     """
 
     def __init__(self, warm: StorePort, cold: StorePort) -> None:
@@ -176,8 +171,7 @@ class SharedTiers(TieredStore):
         return body
 
     def _keep(self, header: BlockHeader, body: bytes) -> None:
-        """Put the block into `warm` as an interim block: this machine need not write a block that
-        another machine has written."""
+        # As an interim block: another machine has written it already.
         self.warm.put(StoredBlock(header, body, interim=True))
 
 

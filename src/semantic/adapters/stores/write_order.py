@@ -1,7 +1,4 @@
-"""WriteOrder picks the next queued write; UploadPace decides when blocks may be uploaded.
-
-Both classes know numbers, headers and times; they know nothing about bodies or stores.
-"""
+"""WriteOrder picks the next queued write; UploadPace decides when uploads may begin."""
 
 from __future__ import annotations
 
@@ -16,21 +13,17 @@ from semantic.domain.stored import BlockHeader, StoredBlock
 from semantic.ports.generation import Clock
 
 LINGER = 60.0
-"""Seconds that a partial interim block waits for a longer block, which makes the partial block
-unnecessary and most likely comes at the turn's end."""
+"""Seconds that a partial block waits for the longer block that will most likely replace it."""
 
 
 class WriteOrder:
-    """The order of queued writes: mostly the order of their arrival. Not thread-safe.
+    """The order of queued writes, mostly that of their arrival. Not thread-safe.
 
-    Holds back two kinds of writes of an unfinished request. A partial block of keys and values
-    lingers (waits), because a longer block most likely replaces it at the end of the turn. With
-    `defers`, checkpoints from before the turn's end, and their windows, come last: writing takes
-    time from decoding, so the blocks from which the next turn continues go first.
+    A partial block of an unfinished request waits, because a longer one most likely replaces it.
+    With `defers`, the checkpoints of unfinished requests come last.
     """
 
     def __init__(self, clock: Callable[[], float], *, defers: bool) -> None:
-        """With `defers`, the checkpoints and windows of unfinished requests come last."""
         self._clock = clock
         self._defers = defers
         self._prompt: dict[int, None] = {}
@@ -39,8 +32,7 @@ class WriteOrder:
         self._held: dict[BlockKey, int] = {}  # writes' numbers, of both kinds
 
     def add(self, number: int, block: StoredBlock | None = None) -> None:
-        """Add a write; `block` is None for a write of other data. `number` exceeds all earlier
-        numbers."""
+        """Add a write; `block` is None for other data."""
         if block is None or not block.interim:
             self._prompt[number] = None
         elif block.header.part is not Part.FULL and self._defers:
@@ -53,7 +45,7 @@ class WriteOrder:
             self._prompt[number] = None
 
     def discard(self, number: int) -> None:
-        """Forget a write that has left the queue."""
+        """Forget a write."""
         self._prompt.pop(number, None)
         lingering = self._lingering.pop(number, None)
         key = lingering[0].key if lingering else self._deferred.pop(number, None)
@@ -61,24 +53,22 @@ class WriteOrder:
             del self._held[key]
 
     def holds(self, key: BlockKey) -> bool:
-        """Return whether the order holds back a write of the block `key`."""
+        """Return whether a write of the block `key` has to wait."""
         return key in self._held
 
     def hasten(self, key: BlockKey) -> None:
-        """Stop holding back the block `key`, because its turn has ended."""
+        """Let the block `key` be written now."""
         number = self._held.get(key)
         if number is not None:
             self.discard(number)
             self._prompt[number] = None
 
     def replaced_by(self, longer: BlockHeader) -> Sequence[int]:
-        """Return the numbers of the lingering writes of blocks whose tokens begin the block
-        `longer`."""
+        """Return the numbers of the waiting writes that the block `longer` makes unnecessary."""
         return [n for n, (shorter, _) in self._lingering.items() if _extends(longer, shorter)]
 
     def next(self, *, lingers: bool = True) -> int | None:
-        """Return the number of the next write that may start, without removing it; None if all
-        writes must wait. Without `lingers`, no write waits for a longer block."""
+        """Return the number of the next write, or None if all must wait."""
         number = next(iter(self._prompt), None)
         waiting, (_, due) = next(iter(self._lingering.items()), (None, (None, 0.0)))
         if waiting is not None and not (lingers and due > self._clock()):
@@ -86,17 +76,16 @@ class WriteOrder:
         return next(iter(self._deferred), None) if number is None else number
 
     def oldest_deferred(self) -> int | None:
-        """Return the number of the oldest deferred write; None if no write is deferred."""
+        """Return the number of the oldest deferred write, or None."""
         return next(iter(self._deferred), None)
 
     def delay(self) -> float | None:
-        """Return the seconds until a lingering write may start; None if no write lingers."""
+        """Return the seconds until a waiting write may start, or None."""
         _, due = next(iter(self._lingering.values()), (None, None))
         return None if due is None else max(0.0, due - self._clock())
 
 
 def _extends(longer: BlockHeader, shorter: BlockHeader) -> bool:
-    """Return whether `longer` begins with the tokens of `shorter` and has more tokens."""
     mine, other = longer.link, shorter.link
     return (
         longer.part is Part.FULL
@@ -107,42 +96,38 @@ def _extends(longer: BlockHeader, shorter: BlockHeader) -> bool:
 
 
 MOST_COST = 0.01
-"""The fraction by which uploads may lengthen decode steps: half of the intended limit, because
-samples are few and miss effects on the processor's caches."""
+"""The fraction by which uploads may lengthen decode steps."""
 MOST_COST_OF_PREFILL = 0.05
-"""The fraction by which uploads may lengthen steps that only prefill. It is larger because another
-replica repeats the prefill if an upload comes late."""
+"""The fraction by which uploads may lengthen steps that only prefill."""
 ASSUMED_COST = 0.5
-"""The seconds by which a second of uploading lengthens decode steps, until measurements exist."""
+"""The seconds by which a second of uploading lengthens decode steps, before measurements."""
 LEAST_REST = 1 / 8
-"""The shortest rest, as a fraction of the uploading time: steps during rests serve as a
-comparison."""
+"""The shortest rest, as a fraction of the uploading time."""
 MOST_BUSY = 0.25
-"""The seconds of uploading after which no further upload starts before a rest."""
+"""The seconds of uploading after which a rest comes first."""
 MOST_REST = 10.0
 """The longest rest in seconds, so that uploads never cease."""
 MOST_SAVED = 0.05
-"""Seconds of uploading without a rest after idle time, so that a turn's end uploads at once."""
+"""Seconds of uploading without a rest after idle time."""
 IDLE = 1.0
-"""Seconds without a step of any engine after which uploads cost nothing."""
+"""Seconds without a step after which uploads cost nothing."""
 FEWEST_STEPS = 16
-"""The number of steps with uploads after which the cost of uploads counts as measured."""
+"""The steps with uploads after which their cost counts as measured."""
 _STEPS = 128
-"""The number of latest steps with uploads that determine the cost."""
+"""The latest steps with uploads that determine the cost."""
 _FEWEST_ALONE, _STEPS_ALONE, _SECONDS_ALONE = 8, 32, 60.0
-"""The least and the largest number of steps without uploads to compare a step with, and the largest
-age of these steps in seconds, limited because contexts grow."""
+"""The fewest and the most steps without uploads to compare with, and their largest age in
+seconds."""
 _MOST_TIMES = 3.0
-"""The longest step to count, as a multiple of the usual step: other work delays longer steps."""
+"""The longest step to count, as a multiple of the usual step."""
 _NO_REST = 1e-6
-"""The seconds below which a rest is only a rounding error."""
+"""The seconds below which a rest is a rounding error."""
 _ASK_AGAIN = 0.25
-"""Seconds between two checks, during a rest, that engines still step."""
+"""Seconds between two checks during a rest."""
 
 
 class _Beside(NamedTuple):
-    """A step during uploads: `excess` is the step's seconds beyond the usual step, `overlap` the
-    seconds in which the step and uploads overlapped."""
+    # `excess` is the seconds beyond the usual step, `overlap` the seconds with uploads.
 
     excess: float
     overlap: float
@@ -150,13 +135,6 @@ class _Beside(NamedTuple):
 
 class UploadPace:
     """Paces all uploads of a process, so that they barely lengthen decode steps. Thread-safe.
-
-    Measures the cost of uploads by comparing decode steps that overlap an upload with decode steps
-    of equally many requests without an upload. After uploading, rests until the added time is below
-    `MOST_COST` of all time. For pure prefill steps, the limit is higher. Uploads without cost rest
-    only to provide steps for the comparison. While no engine steps, uploads do not rest. If steps
-    of equally many requests differ much, for example because other programs are busy, the pace
-    overestimates the cost, since longer steps overlap uploads more often.
 
     An upload calls `begin` when `delay` is 0, and `end` at its end. Each engine reports its steps
     to its own observer from `new_observer`.
@@ -176,7 +154,7 @@ class UploadPace:
 
     @property
     def cost(self) -> float:
-        """Seconds by which a second of uploading lengthens decode steps; never negative."""
+        """Seconds by which a second of uploading lengthens decode steps."""
         with self._lock:
             return self._cost()
 
@@ -184,8 +162,7 @@ class UploadPace:
         return DecodeSteps(self)
 
     def delay(self) -> float:
-        """Return 0 if an upload may begin now, otherwise the seconds to wait before asking
-        again."""
+        """Return 0 if an upload may begin now, else the seconds to wait."""
         with self._lock:
             now = self._clock()
             if self._stepped is None or now - self._stepped > IDLE:
@@ -196,7 +173,7 @@ class UploadPace:
             return min(_ASK_AGAIN, self._owed) if self._owed > _NO_REST else 0.0
 
     def begin(self) -> None:
-        """Record the start of an upload; other uploads may be running."""
+        """Record the start of an upload."""
         with self._lock:
             if not self._active:
                 self._began = self._clock()
@@ -213,8 +190,7 @@ class UploadPace:
                 self._owed = min(MOST_REST, owed)
 
     def stepped(self, seconds: float, *, decoded: bool = True) -> float:
-        """Record a step of `seconds` that ends now; return the seconds for which the step
-        overlapped uploads."""
+        """Record a step that ends now; return the seconds during which uploads ran."""
         with self._lock:
             now = self._stepped = self._clock()
             started = now - seconds
@@ -229,19 +205,17 @@ class UploadPace:
             return found
 
     def compared(self, excess: float, overlap: float) -> None:
-        """Record a step that overlapped uploads for `overlap` seconds and was `excess` seconds
-        longer than the usual step without uploads."""
+        """Record a step that overlapped uploads for `overlap` seconds, and took `excess` seconds
+        longer than usual."""
         with self._lock:
             self._beside.append(_Beside(excess, overlap))
 
     def _rest(self, now: float, more: float = 0.0) -> None:
-        """Reduce the rest still owed by `more` seconds and by the time since `_settled`: no upload
-        ran in that time."""
+        # No upload ran since `_settled`.
         owed = self._owed - (now - self._settled) - more
         self._owed, self._settled = max(-MOST_SAVED * self._times(), owed), now
 
     def _times(self) -> float:
-        """Return the seconds of rest for each second of uploading."""
         return max(LEAST_REST, self._cost() / MOST_COST - 1)
 
     def _cost(self) -> float:
@@ -252,7 +226,7 @@ class UploadPace:
 
 
 class DecodeSteps:
-    """Measures one engine's decode steps with and without uploads. Implements `StepObserver`."""
+    """Measures one engine's decode steps with and without uploads."""
 
     def __init__(self, pace: UploadPace) -> None:
         self._pace = pace

@@ -1,7 +1,4 @@
-"""WriteQueue: threads that do queued jobs in `WriteOrder`, with a pace, back-off and a byte limit.
-
-Knows the waiting jobs and their failures; does not know their data or their callers.
-"""
+"""WriteQueue: threads that do queued jobs in `WriteOrder`."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ from semantic.domain.errors import IntegrityError
 from semantic.domain.stored import QUEUE_COUNTERS, StoredBlock
 
 FAILURES = 3
-"""The number of consecutive failed writes after which the queue backs off."""
+"""The consecutive failed writes after which the queue backs off."""
 FIRST_PAUSE = 1.0
-"""Seconds of the first back-off. Each further failure doubles the pause."""
+"""Seconds of the first back-off."""
 MAX_PAUSE = 30.0
 
 
@@ -33,9 +30,8 @@ class _Entry:
 
 
 class WriteQueue:
-    """A queue of jobs, numbered in order of arrival. `changed` is the only lock and guards all
-    state; callers hold it unless a docstring says otherwise. `drain` and `close` raise
-    IntegrityError if a bug has ended a thread."""
+    """A queue of jobs. `changed` is the only lock; callers hold it unless a docstring says
+    otherwise."""
 
     def __init__(
         self,
@@ -50,7 +46,7 @@ class WriteQueue:
         self.changed = threading.Condition()
         self.max_bytes = max_bytes
         self.n_bytes = 0
-        """Bytes of waiting and running writes; the queue's owner counts them."""
+        """Bytes of waiting and running writes."""
         self.pace = pace
         self.order = WriteOrder(clock, defers=pace is not None)
         self.counts: Counter[str] = Counter(dict.fromkeys(QUEUE_COUNTERS, 0))
@@ -77,7 +73,7 @@ class WriteQueue:
 
     @property
     def is_over_half(self) -> bool:
-        """True if jobs take more than half of `max_bytes`."""
+        """True if jobs take over half of `max_bytes`."""
         return 2 * self.n_bytes > self.max_bytes
 
     def add(
@@ -87,8 +83,7 @@ class WriteQueue:
         ended: Callable[[], None],
         block: StoredBlock | None = None,
     ) -> int:
-        """Queue a job and return its number. A thread calls `write` and then, holding `changed`,
-        calls `ended`. If the job writes a `block`, the thread first calls the pace's `begin`."""
+        """Queue a job; return its number. A thread calls `write`, then `ended` under the lock."""
         self._numbers += 1
         self._queue[self._numbers] = _Entry(job, write, ended, block is not None)
         self.order.add(self._numbers, block)
@@ -96,21 +91,20 @@ class WriteQueue:
         return self._numbers
 
     def take(self, number: int) -> object | None:
-        """Remove a job from the queue and return it; None if the job is no longer queued."""
+        """Remove a job from the queue and return it, or None."""
         self.order.discard(number)
         entry = self._queue.pop(number, None)
         return None if entry is None else entry.job
 
     def waiting(self) -> Sequence[tuple[int, object]]:
-        """Return the queued jobs, with their numbers."""
+        """Return the queued jobs by number."""
         return [(number, entry.job) for number, entry in self._queue.items()]
 
     def current(self) -> Sequence[object]:
         return [entry.job for entry in self._current.values()]
 
     def attempt(self, write: Callable[[], bool], dropped: str) -> None:
-        """Call `write` without holding `changed`. During a back-off, or after the time for closing,
-        only add 1 to the count `dropped`."""
+        """Call `write` without the lock. During a back-off, only count it as `dropped`."""
         with self.changed:
             if self.backoff.is_on() or self._clock() >= self._ends:
                 self.counts[dropped] += 1
@@ -120,7 +114,7 @@ class WriteQueue:
             self.backoff.record(succeeded=succeeded)
 
     def drain(self) -> None:
-        """Wait until all jobs queued so far have finished. Callers must not hold `changed`."""
+        """Wait until all jobs queued so far have finished. Callers must not hold the lock."""
         with self.changed:
             last = self._numbers
             self.is_flushing += 1
@@ -135,8 +129,8 @@ class WriteQueue:
                 ) from self.error
 
     def close(self) -> None:
-        """Like `drain`, but drop the jobs that remain after `close_seconds`; then end the threads.
-        Callers must not hold `changed`."""
+        """Finish the jobs, then end the threads. Drops jobs that remain after `close_seconds`.
+        Callers must not hold the lock."""
         with self.changed:
             self._ends = self._clock() + self._close_seconds
         try:
@@ -151,7 +145,6 @@ class WriteQueue:
     # The threads
 
     def _is_done(self, number: int) -> bool:
-        """Return whether all jobs up to `number` have finished."""
         return all(one > number for one in self._current) and (
             next(iter(self._queue), number + 1) > number
         )
@@ -173,7 +166,6 @@ class WriteQueue:
         error: BaseException | None,
         _trace: TracebackType | None,
     ) -> bool:
-        """Record the error for `drain` and `close`, and wake every waiting thread."""
         with self.changed:
             self.error = self.error or error
             self._current.clear()
@@ -181,7 +173,7 @@ class WriteQueue:
         return True
 
     def _next(self) -> tuple[int, _Entry] | None:
-        """Wait for the next job; return it, removed from the queue, or None after the last job."""
+        # None after the last job
         with self.changed:
             while self.error is None:
                 hurries = self.is_flushing or self._closing or self.is_over_half
@@ -199,8 +191,7 @@ class WriteQueue:
         return None
 
     def _until_start(self, number: int) -> float | None:
-        """Return the seconds until the job may start; None if the job has to wait for another
-        job."""
+        # None if the job has to wait for another one
         if not self._queue[number].is_block:
             return None if self._current else 0.0
         hurries = self.is_flushing or self._closing
@@ -208,9 +199,7 @@ class WriteQueue:
 
 
 class Backoff:
-    """Exponential back-off: pauses writes after `FAILURES` consecutive failures, then allows one
-    write. If that write fails, the next pause is twice as long, up to `MAX_PAUSE` seconds. Not
-    thread-safe."""
+    """Pauses writes after `FAILURES` consecutive failures. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -224,7 +213,7 @@ class Backoff:
 
     @property
     def has_begun(self) -> bool:
-        """True if writes have paused and no write has succeeded since."""
+        """True if writes have paused and none has succeeded since."""
         return self._until is not None
 
     def record(self, *, succeeded: bool) -> None:
