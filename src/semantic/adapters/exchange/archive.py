@@ -1,9 +1,6 @@
-"""Agents as archives: an export's document and container in one stream, a tar file.
+"""Agents as archives: an export's document and container in one tar file.
 
-The archive's two members are `agent.json` and `agent.safetensors`, in this order: the reader checks
-the document before it accepts a body. `tar` can create and unpack such archives. Refuses links,
-other names and extended headers, and never turns a member's name into a path. Knows the store
-through its port and a model through its layout; knows nothing about transport.
+The document comes first, so that the reader can check it before it accepts a body.
 """
 
 from __future__ import annotations
@@ -44,10 +41,10 @@ DOCUMENT, CONTAINER = "agent.json", "agent.safetensors"
 _BLOCK = tarfile.BLOCKSIZE
 _END = bytes(2 * _BLOCK)
 _MOST_END_BYTES = 1 << 20
-"""Bytes of zeros accepted after the last member: `tar` fills a record of 10 KiB by default."""
+"""The most bytes of zeros after the last member."""
 _MAX_DOCUMENT_BYTES = 16 << 20
-"""The most bytes of a document: enough for 1.5 million tokens, more than a server's context.
-Parsing a document blocks all other Python threads."""
+"""The most bytes of a document, enough for 1.5 million tokens. Parsing a document blocks all other
+Python threads."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -65,13 +62,8 @@ class AgentArchives:
         model: str,
         model_name: str,
     ) -> None:
-        """Exports read from `store`. Imports write to `durable`, the store's most durable tier,
-        which waits for the disk instead of dropping blocks as a queue would.
-
-        Received bytes go into an unnamed file, which vanishes when the process ends. `folder` holds
-        that file (None: the system's folder for temporary files). Imported agents are labelled with
-        `model`, the model's source; exported agents with `model_name`.
-        """
+        """Imports go to `durable`, the most durable tier of `store`. Received bytes go into an
+        unnamed file in `folder`; None is the system's temporary folder."""
         self._store = store
         self._durable = durable
         self._namespace = namespace
@@ -124,7 +116,7 @@ class AgentArchives:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Implements `OutgoingArchive`. Reads the bodies from `store` again to send them."""
+    """Implements `OutgoingArchive`."""
 
     store: StorePort
     manifest: Manifest
@@ -156,7 +148,7 @@ class Outgoing:
 
 
 class Incoming:
-    """Implements `IncomingArchive`: keeps the document in memory and the container in a file."""
+    """Implements `IncomingArchive` with the container in a file."""
 
     def __init__(
         self,
@@ -202,7 +194,7 @@ class Incoming:
             self._file.close()
 
     def _read(self) -> Generator[int, bytes, None]:
-        """Parse the archive. Each `yield` asks for a number of bytes and receives these bytes."""
+        # Each `yield` asks for a number of bytes, and receives them.
         n_bytes = _size(DOCUMENT, (yield _BLOCK))
         if n_bytes > _MAX_DOCUMENT_BYTES:
             raise InvalidRequestError(f"{DOCUMENT} has more than {_MAX_DOCUMENT_BYTES} bytes")
@@ -241,8 +233,7 @@ def _header(name: str, n_bytes: int) -> bytes:
 
 
 def _size(name: str, header: bytes) -> int:
-    """Return the size in bytes of the member with this `header`. Raises InvalidRequestError unless
-    it is a regular file called `name`."""
+    """Return the member's bytes. Raises InvalidRequestError unless it is a regular file `name`."""
     try:
         member = tarfile.TarInfo.frombuf(header, "ascii", "surrogateescape")
     except tarfile.HeaderError as error:
@@ -266,8 +257,7 @@ def _divided(data: bytes) -> Iterator[bytes]:
 
 
 def _unnamed_file(folder: Path | None, n_bytes: int) -> BinaryIO:
-    """Open a new file that vanishes when it closes or its process ends. Raises CapacityError if the
-    file system has too little room."""
+    """Open a file that vanishes with its process. Raises CapacityError if the disk is full."""
     if shutil.disk_usage(folder or tempfile.gettempdir()).free < n_bytes:
         raise CapacityError(f"the disk has no room for {n_bytes} more bytes")
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder))
@@ -275,7 +265,7 @@ def _unnamed_file(folder: Path | None, n_bytes: int) -> BinaryIO:
 
 @contextmanager
 def _out_of_room() -> Iterator[None]:
-    """Turn an OSError raised in the `with` block into CapacityError."""
+    """Turn an OSError in the `with` block into CapacityError."""
     try:
         yield
     except OSError as error:

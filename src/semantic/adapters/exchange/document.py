@@ -1,10 +1,7 @@
 """The formats of an exported agent's two files: a JSON document and a safetensors container.
 
-The document holds the agent's tokens and the list of its block bodies. Its first field is a
-checksum over the whole file, which detects any changed bit. The reader checks every field before
-using it. The container holds the bodies, each as one tensor of bytes, in order and without gaps.
-The list of bodies determines the container's header byte for byte, so a reader compares the header
-instead of parsing it. Knows nothing about stores or the file system.
+The document has the agent's tokens, the list of its block bodies, and a checksum. The container has
+the bodies, each as one tensor of bytes, in order and without gaps.
 """
 
 from __future__ import annotations
@@ -26,8 +23,7 @@ VERSION = 1
 _TOKEN_IDS = 1 << 32
 _SUM_BYTES = 16
 _BODY_BYTES = (1 << 30) + 1
-"""One more than the most bytes of a body: 256 tokens of 4 MiB each. An import holds one body in
-memory."""
+"""One more than the most bytes of a body, 256 tokens of 4 MiB each."""
 _HEADER_LENGTH_BYTES = 8
 _HEADER_ALIGNMENT = 8
 
@@ -40,7 +36,7 @@ _PARTS = {part: number for number, part in enumerate(Part)}
 
 @dataclass(frozen=True, slots=True)
 class BodyEntry:
-    """A body's entry in the list: its block's index, its part, size and xxh3-128 checksum."""
+    """A body in the list: its block's index, its part, size and xxh3-128 checksum."""
 
     block: int
     part: Part
@@ -55,7 +51,7 @@ class BodyEntry:
 
 @dataclass(frozen=True, slots=True)
 class AgentDocument:
-    """An agent and the list of its bodies, in the container's order."""
+    """An agent, and the list of its bodies."""
 
     namespace: bytes
     layout: str
@@ -98,7 +94,7 @@ def write_document(document: AgentDocument) -> bytes:
 
 
 def read_document(data: bytes) -> AgentDocument:
-    """Parse and check `data`. Raises an InvalidRequestError that names the first wrong field."""
+    """Parse and check a document. Raises an InvalidRequestError that names the first bad field."""
     fields = _verified(data)
     kind, version = fields.get("format"), fields.get("version")
     if kind != FORMAT:
@@ -140,12 +136,12 @@ def container_header(bodies: Sequence[BodyEntry]) -> bytes:
 
 
 def tokens_in_block(block: int, n_tokens: int) -> int:
-    """Return how many tokens the block with index `block` holds in a sequence of `n_tokens`."""
+    """Return the number of tokens in the block with index `block`."""
     return min(BLOCK_TOKENS, n_tokens - block * BLOCK_TOKENS)
 
 
 def _verified(data: bytes) -> dict[str, object]:
-    """Return the document's fields. Raises InvalidRequestError unless its checksum matches."""
+    """Return the document's fields. Raises InvalidRequestError unless the checksum matches."""
     given = data[len(_OPENING) : _SUM_END]
     zeroed = _OPENING + _ZEROS + data[_SUM_END:]
     if not data.startswith(_OPENING) or given != checksum(zeroed).encode("ascii"):
@@ -179,8 +175,7 @@ def _require_order(bodies: Sequence[BodyEntry]) -> None:
 
 
 def _require_equal_sizes(bodies: Sequence[BodyEntry], n_tokens: int) -> None:
-    """Raise InvalidRequestError if two bodies of the same part, except checkpoints, have different
-    numbers of bytes per token."""
+    """Raise InvalidRequestError if bodies of one part have different bytes per token."""
     per_token: dict[Part, tuple[int, int]] = {}
     for body in bodies:
         if body.part is Part.CHECKPOINT:

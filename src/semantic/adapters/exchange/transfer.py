@@ -1,10 +1,7 @@
 """Exports an agent with its blocks to two files, and imports it into another store.
 
-FILE.json holds the agent, FILE.safetensors the bodies; `archive` combines both in one stream. An
-import checks both files completely before it puts a block. It computes new hashes from the tokens
-for the importing tenant, and ignores the source's hashes. It cannot check the numbers in the
-bodies, so only the imported agent may use these bodies: the agent's hashes begin with a new salt,
-and no other agent finds the bodies. Knows the store through its port; knows nothing about models.
+FILE.json holds the agent, FILE.safetensors the bodies. Only the imported agent may use the bodies,
+because an import cannot check their numbers.
 """
 
 from __future__ import annotations
@@ -38,13 +35,13 @@ from semantic.ports.store import StorePort
 _SUFFIXES = (".safetensors", ".json")
 _OWNER_ONLY = 0o600
 _MAX_DOCUMENT_BYTES = 32 << 20
-"""The most bytes of a document, for three million tokens. Once parsed, a document takes several
-times as much memory."""
+"""The most bytes of a document, for three million tokens. A parsed document takes several times as
+much memory."""
 _PIECE_BYTES = 1 << 20
 _SALT_BYTES = 32
 _DESCRIPTORS = Path("/proc/self/fd")
 _SYNC_BYTES = 64 << 20
-"""Bytes of bodies to put between two flushes. With more, other writers would wait longer."""
+"""Bytes of bodies between two flushes. With more, other writers would wait longer."""
 _NO_CHECKSUM = "0" * 32
 """Placeholder for checksums of bodies not read yet."""
 
@@ -58,7 +55,7 @@ class AgentFiles:
 
     @classmethod
     def of(cls, given: Path) -> AgentFiles:
-        """Return the two files' paths for `given`, a path with or without a suffix."""
+        """Return the two paths for `given`, with or without a suffix."""
         stem = given.with_suffix("") if given.suffix in _SUFFIXES else given
         if stem.name in ("", ".."):
             raise InvalidRequestError(f"expected the name of a file, got {str(given)!r}")
@@ -68,22 +65,21 @@ class AgentFiles:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export. `n_blocks` counts all blocks of the agent, stored or not."""
+    """The result of an export. `n_blocks` includes blocks that the store lacks."""
 
     files: AgentFiles
     n_bodies: int
     n_bytes: int
     n_blocks: int
     missing_blocks: int
-    """Number of blocks without any stored body, which the model recomputes after an import."""
+    """The number of blocks that the model recomputes after an import."""
 
 
 def export_agent(
     store: StorePort, manifest: Manifest, given: Path, on_progress: OnProgress = no_progress
 ) -> Exported:
-    """Write an agent and its stored bodies to two new files. `on_progress` counts bytes of bodies.
-    Raises InvalidRequestError, and leaves no new file, if a file exists or is not writable, or if a
-    body is unreadable."""
+    """Write an agent and its stored bodies to two new files. `on_progress` counts bytes. Raises
+    InvalidRequestError, and leaves no new file, on failure."""
     files = AgentFiles.of(given)
     if os.path.lexists(files.document):
         raise _taken(files.document)
@@ -110,8 +106,7 @@ def export_agent(
 
 
 def stored_bodies(store: StorePort, manifest: Manifest) -> list[tuple[BlockHeader, BodyEntry]]:
-    """Return the header and the entry of each stored body of the agent, in container order. The
-    entries have placeholders for checksums."""
+    """Return the header and the entry of each stored body, in container order."""
     headers = dict(_headers(store, list(manifest.scope.chain(manifest.token_ids))))
     found = store.find([header.key for header in headers.values()])
     return [
@@ -139,7 +134,6 @@ def document_of(
 def _headers(
     store: StorePort, links: Sequence[BlockLink]
 ) -> Iterator[tuple[tuple[int, Part], BlockHeader]]:
-    """Yield the place (block index and part) and the header of every stored body."""
     for block, link in enumerate(links):
         for part in Part:
             for header in store.nearest(link.parent, part, link.tokens):
@@ -159,7 +153,7 @@ def _read_body(store: StorePort, header: BlockHeader, entry: BodyEntry) -> bytes
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The result of an import: the saved agent, and the number and size of its bodies."""
+    """The result of an import: the saved agent and its bodies."""
 
     manifest: Manifest
     n_bodies: int
@@ -174,12 +168,10 @@ def import_agent(
     name: str | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Imported:
-    """Put an exported agent into `store` under the name `name` (None: its exported name).
+    """Put an exported agent into `store` as `name`; None is its exported name.
 
-    Holds one body in memory at a time. `on_progress` counts every byte twice: when verified and
-    when put. Raises InvalidRequestError, before it puts a block, if a file is missing, damaged,
-    malformed or of a newer version, or if the name is taken. Raises CapacityError if the agent's
-    blocks exceed the store's quota, and StoreError if the store cannot save the agent.
+    Raises InvalidRequestError for a bad file or name. Raises CapacityError if the blocks exceed the
+    quota, and StoreError if the store cannot save the agent.
     """
     files = AgentFiles.of(given)
     document = _read_document(files.document)
@@ -199,8 +191,6 @@ def import_agent(
 
 
 class _Progress:
-    """Adds up bytes and reports the sum to an `OnProgress`."""
-
     def __init__(self, on_progress: OnProgress, total: int) -> None:
         self._on_progress = on_progress
         self._total = total
@@ -212,9 +202,8 @@ class _Progress:
 
 
 def manifest_of(document: AgentDocument, tenant: bytes, name: str | None) -> Manifest:
-    """Return the agent in `document` as a manifest of the tenant with the tag `tenant`, under the
-    name `name` (None: the exported name). The manifest has a new salt, so only this agent and its
-    forks use the bodies, whose numbers an import cannot check."""
+    """Return the agent in `document` as a manifest of `tenant`, a tag. A new salt keeps other
+    agents from its blocks."""
     scope = Scope(document.namespace, tenant, secrets.token_bytes(_SALT_BYTES))
     return Manifest(
         scope,
@@ -238,8 +227,7 @@ def put_agent(
     """Put the bodies in `file` into `store`, then save the agent. On failure, drop the bodies.
 
     Calls `check` before each put and `check_save` before the save; both may raise. Raises
-    InvalidRequestError if a body is damaged, CapacityError if the store refuses a body, and
-    StoreError if the store does not save the agent.
+    InvalidRequestError, CapacityError or StoreError.
     """
     links = list(manifest.scope.chain(manifest.token_ids))
     keys: list[BlockKey] = []
@@ -273,7 +261,6 @@ def _drop(store: StorePort, keys: Sequence[BlockKey]) -> None:
 
 
 def _model_here(store: StorePort, document: AgentDocument) -> str:
-    """Return the model's name from a stored agent of this namespace, else from the document."""
     for scope in store.agents.scopes():
         if scope.namespace == document.namespace:
             for manifest in store.agents.page(scope, 1):
@@ -313,8 +300,8 @@ def _require_room(store: StorePort, document: AgentDocument) -> None:
 def require_intact(
     file: BinaryIO, document: AgentDocument, on_bytes: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Check the whole container without holding a body in memory. Calls `on_bytes` with the size of
-    each sound body. Raises InvalidRequestError if the size, the header or a body is wrong."""
+    """Check the whole container. Calls `on_bytes` for each sound body. Raises
+    InvalidRequestError."""
     _to_first_body(file, document)
     for entry in document.bodies:
         found = xxhash.xxh3_128()
@@ -325,8 +312,7 @@ def require_intact(
 
 
 def _bodies(file: BinaryIO, document: AgentDocument) -> Iterator[tuple[BodyEntry, bytes]]:
-    """Yield each body after its entry, in order. Raises InvalidRequestError at the first wrong
-    checksum."""
+    """Yield each body after its entry. Raises InvalidRequestError at the first wrong checksum."""
     _to_first_body(file, document)
     for entry in document.bodies:
         body = file.read(entry.n_bytes)
@@ -353,10 +339,9 @@ def _to_first_body(file: BinaryIO, document: AgentDocument) -> None:
 
 @contextmanager
 def create_file(path: Path) -> Iterator[BinaryIO]:
-    """Create a file that only its owner can read; delete it again if the `with` block raises.
+    """Create a file that only its owner can read, and delete it if the `with` block raises.
 
-    On Linux, if the file system supports unnamed files, an incomplete file has no name, so a killed
-    process leaves no file behind. Raises InvalidRequestError if the path exists or is not writable.
+    Raises InvalidRequestError if the path exists or is not writable.
     """
     if os.path.lexists(path):
         raise _taken(path)
@@ -384,7 +369,6 @@ def create_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _open_unnamed(folder: Path) -> int | None:
-    """Return the descriptor of an unnamed file that can be linked later; None if unsupported."""
     kind: int | None = getattr(os, "O_TMPFILE", None)
     if kind is None or not _DESCRIPTORS.is_dir():
         return None
