@@ -5,7 +5,7 @@
     [served]                    set by `semantic serve --served-model-name`
     gpt = "/models/other"
 
-The user's names take precedence. Knows the file; does not check that the models exist.
+The user's names take precedence. The models need not exist.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Aliases:
     served: Mapping[str, str] = field(default_factory=dict)
 
     def all(self) -> dict[str, str]:
-        """Return the model of each name, from both tables."""
+        """Return the model of each alias, from both tables."""
         return {**self.served, **self.aliases}
 
 
@@ -53,23 +53,22 @@ def default_file() -> Path:
 
 
 def is_alias_name(name: str) -> bool:
-    """Return whether `name` can be an alias, as opposed to a path, a hub id or an option."""
+    """Return whether `name` can be an alias."""
     short = 0 < len(name) <= _LONGEST_NAME
     return short and name.isprintable() and "/" not in name and name[0] not in ".~- "
 
 
 def read_aliases(file: Path | None = None) -> Aliases:
-    """Return the aliases in `file`, by default `default_file()`; an empty `Aliases` if the file is
-    missing. Raises InvalidRequestError if the file is unreadable or malformed."""
+    """Return the aliases in `file`, by default `default_file()`. Raises InvalidRequestError if the
+    file is unreadable or malformed."""
     path = file or default_file()
     found = _parse(path, _read_text(path))
     return Aliases(*(found[table] for table in _TABLES))
 
 
 def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | None = None) -> None:
-    """Make `name` an alias of `model` for every program. Raises InvalidRequestError if `name` is
-    not a valid alias or the file is malformed. Raises OperatorError, and changes nothing, if the
-    file is not writable."""
+    """Make `name` an alias of `model`. Raises InvalidRequestError for an invalid name or a
+    malformed file, and OperatorError if the file is not writable."""
     if not is_alias_name(name):
         raise InvalidRequestError(
             f"an alias must be printable, contain no / and not begin with . ~ or -, got {name!r}"
@@ -87,8 +86,7 @@ def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | Non
 
 
 def remove_alias(name: str, file: Path | None = None) -> bool:
-    """Remove an alias from the file's tables; return False if no table contains the alias. Raises
-    the same errors as `set_alias`."""
+    """Remove an alias; return False if it does not exist. Raises the same errors as `set_alias`."""
 
     def change(document: TOMLDocument) -> bool:
         tables = [document[table] for table in _TABLES if table in document]
@@ -99,7 +97,6 @@ def remove_alias(name: str, file: Path | None = None) -> bool:
 
 
 def _change(path: Path, change: Callable[[TOMLDocument], bool]) -> bool:
-    """Apply `change` to the document under a lock; rewrite the file if `change` returns True."""
     import tomlkit  # slow to import, and programs read names more often than they write them
 
     with _locked(path):
@@ -146,7 +143,7 @@ def _read_text(path: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Lock the folder of `path`, creating the folder if needed, for one program at a time."""
+    """Lock the folder of `path` for one program at a time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
@@ -160,7 +157,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace the file, or a link's target, atomically: a reader gets the old or new content."""
+    # Atomic: a reader gets the old or the new content. Writes through a link.
     target = Path(os.path.realpath(path))
     try:
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

@@ -1,10 +1,7 @@
 """Downloads a model into the hub's cache so that an interruption loses nothing.
 
-huggingface_hub restarts an interrupted file from the beginning and does not hash the bytes that
-arrive by HTTP. This module therefore fetches weights itself, using the library's transport: it
-appends the bytes to `blobs/HASH.incomplete` under a lock, and renames that file once its size and
-SHA-256 are right. huggingface_hub does everything else, including the layout of the cache. Knows
-nothing about what a model computes.
+huggingface_hub restarts an interrupted file, and does not hash bytes that arrive by HTTP. This
+module therefore fetches weights itself, and leaves all else to the library.
 """
 
 from __future__ import annotations
@@ -37,17 +34,17 @@ _AT_ONCE = 4
 _PIECE_BYTES = 1 << 20
 
 OnBytes = Callable[[int], None]
-"""A function that any thread calls with the number of new bytes, negative for discarded bytes."""
+"""Gets the number of new bytes from any thread, negative for discarded bytes."""
 
 
 def missing_bytes(model: RemoteModel) -> int:
-    """Return how many bytes of `model` are not on this disk yet."""
+    """Return the bytes of `model` that are not on this disk yet."""
     blobs = _blobs(model)
     return sum(file.n_bytes - _kept(blobs, file) for file in model.files)
 
 
 def drop_damaged(model: RemoteModel) -> list[str]:
-    """Hash the weights on this disk, delete the damaged files and return their paths."""
+    """Delete the damaged weights on this disk; return their paths."""
     blobs, damaged = _blobs(model), []
     for file in model.files:
         blob = blobs / file.name_in_cache
@@ -58,7 +55,7 @@ def drop_damaged(model: RemoteModel) -> list[str]:
 
 
 def require_space(model: RemoteModel) -> None:
-    """Raise OperatorError unless the disk of the hub's cache has room for the missing bytes."""
+    """Raise OperatorError unless the disk has room for the missing bytes."""
     folder, missing = Path(hub.HF_HUB_CACHE), missing_bytes(model)
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
@@ -69,11 +66,9 @@ def require_space(model: RemoteModel) -> None:
 
 
 def pull(model: RemoteModel, patterns: Sequence[str], on_bytes: OnBytes) -> Path:
-    """Download the missing files of `model` into the cache; return the folder to load it from.
+    """Download the missing files of `model`; return the folder to load it from.
 
-    The previous version stays current until every byte of the new version is checked. Raises
-    OperatorError if the hub or the disk fails, or if another program is downloading the same file.
-    Complete files and partial files stay on disk, and the next call resumes from them.
+    Raises OperatorError, after which the next call resumes.
     """
     large = [file for file in model.files if file.sha256 is not None]
     small = [file for file in model.files if file.sha256 is None]
@@ -85,7 +80,7 @@ def pull(model: RemoteModel, patterns: Sequence[str], on_bytes: OnBytes) -> Path
 
 
 def _fetch_small(model: RemoteModel, files: Sequence[RemoteFile], on_bytes: OnBytes) -> None:
-    """Let huggingface_hub fetch `files`, the small files of `model`; then verify the hashes."""
+    # huggingface_hub does not verify hashes.
     blobs = _blobs(model)
     missing = [file for file in files if _kept(blobs, file) < file.n_bytes]
     paths = [file.path for file in files]
@@ -100,8 +95,6 @@ def _fetch_small(model: RemoteModel, files: Sequence[RemoteFile], on_bytes: OnBy
 
 
 class _Weights:
-    """Fetches a model's large files, several at once."""
-
     def __init__(self, model: RemoteModel, on_bytes: OnBytes) -> None:
         self._model = model
         self._on_bytes = on_bytes
@@ -109,7 +102,7 @@ class _Weights:
         self._stopped = threading.Event()
 
     def fetch(self, files: Sequence[RemoteFile]) -> None:
-        """Fetch the missing files. The first failure stops all downloads."""
+        """Fetch files, several at once. The first failure stops all downloads."""
         self._blobs.mkdir(parents=True, exist_ok=True)
         missing = {file.sha256: file for file in files if _kept(self._blobs, file) < file.n_bytes}
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="download") as workers:
@@ -151,8 +144,6 @@ class _Weights:
 
 
 class _Arriving(io.BufferedWriter):
-    """A file opened for appending that reports each change of its size."""
-
     def __init__(self, path: Path, count: OnBytes) -> None:
         super().__init__(io.FileIO(path, "a"))
         self._count = count
@@ -172,7 +163,7 @@ class _Arriving(io.BufferedWriter):
 
 
 def _lock(arriving: _Arriving, file: RemoteFile) -> None:
-    """Lock `arriving` until its close. Raises OperatorError if another program holds the lock."""
+    """Lock the file. Raises OperatorError if another program holds the lock."""
     try:
         fcntl.flock(arriving.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -189,7 +180,7 @@ def _partial(blobs: Path, file: RemoteFile) -> Path:
 
 
 def _kept(blobs: Path, file: RemoteFile) -> int:
-    """Return how many bytes of a file are on this disk: its full size if the file is complete."""
+    # The full size if the file is complete
     if _size(blobs / file.name_in_cache) == file.n_bytes:
         return file.n_bytes
     partial = _size(_partial(blobs, file)) or 0

@@ -1,7 +1,4 @@
-"""The hub's cache on disk: lists the cached models with their sizes, and removes a model.
-
-Reads and deletes with huggingface_hub's own functions. Never uses the network.
-"""
+"""The hub's cache on disk: lists and removes models. Never uses the network."""
 
 from __future__ import annotations
 
@@ -33,8 +30,7 @@ _MAIN = "main"
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A cached model, in the revision that its hub id loads. `n_bytes` counts all its revisions,
-    `unfinished_bytes` its unfinished downloads. `used_at` is the Unix time of the last use."""
+    """A cached model. `n_bytes` counts all its revisions; `used_at` is in Unix time."""
 
     hub_id: str
     folder: Path
@@ -52,15 +48,15 @@ def cached_models() -> tuple[CachedModel, ...]:
 
 
 def cached_ids() -> Sequence[str]:
-    """Return the hub ids in the cache, judging only by the names of its folders."""
+    """Return the hub ids in the cache."""
     prefix = "models--"
     folders = Path(hub.HF_HUB_CACHE).glob(f"{prefix}*")
     return sorted(folder.name.removeprefix(prefix).replace("--", "/") for folder in folders)
 
 
 def complete_folder(hub_id: str, patterns: Sequence[str]) -> Path | None:
-    """Return the folder from which `hub_id` loads without the network; None if a file that matches
-    one of `patterns` is missing."""
+    """Return the folder from which `hub_id` loads without the network. None if a file that matches
+    `patterns` is missing."""
     try:
         found = snapshot_download(hub_id, allow_patterns=list(patterns), local_files_only=True)
     except (HFValidationError, LocalEntryNotFoundError):
@@ -69,8 +65,8 @@ def complete_folder(hub_id: str, patterns: Sequence[str]) -> Path | None:
 
 
 def listed_sizes(model: CachedModel, patterns: Sequence[str]) -> dict[str, int] | None:
-    """Return the sizes in bytes, by path, of the files that match one of `patterns`. The sizes are
-    from the hub's list when the download began; None if that list is unknown."""
+    """Return the sizes in bytes, by path, of the files that match `patterns`. None if the hub's
+    list is unknown."""
     try:
         tree = get_cached_repo_tree(model.hub_id, revision=model.commit)
     except CachedRepoTreeNotFoundError:
@@ -84,8 +80,8 @@ def listed_sizes(model: CachedModel, patterns: Sequence[str]) -> dict[str, int] 
 
 
 def remove_cached(hub_id: str, *, dry_run: bool = False) -> int:
-    """Delete all revisions and unfinished downloads of a model; return how many bytes that frees.
-    With `dry_run`, delete nothing. Raises ModelNotFoundError if the model is not in the cache."""
+    """Delete a model; return the bytes that this frees. With `dry_run`, delete nothing. Raises
+    ModelNotFoundError."""
     cache = _scan()
     repo = next((repo for repo in _models(cache) if repo.repo_id == hub_id), None)
     if repo is None:
@@ -128,7 +124,7 @@ def _model(repo: CachedRepoInfo, cache: HFCacheInfo) -> CachedModel:
 
 
 def _current(repo: CachedRepoInfo) -> CachedRevisionInfo:
-    """Return the revision of the main branch; without a main branch, the revision written last."""
+    """Return the main branch's revision; without a main branch, the one written last."""
     newest = max(repo.revisions, key=lambda revision: revision.last_modified)
     return repo.refs.get(_MAIN, newest)
 

@@ -1,7 +1,4 @@
-"""The hub's description of a model before its download: its commit, files, sizes and hashes.
-
-Uses the hub's API through huggingface_hub. Downloads nothing but a model's configuration.
-"""
+"""The hub's description of a model before its download."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ _HTTP_ERROR = cast("type[Exception]", HfHubHTTPError.__bases__[0])
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a model. A large file has a `sha256`, a small file has only git's `blob_id`."""
+    """A file of a model. Only large files have a `sha256`."""
 
     path: str
     n_bytes: int
@@ -58,13 +55,13 @@ class RemoteFile:
 
     @property
     def name_in_cache(self) -> str:
-        """The name under which the cache stores the file's bytes."""
+        """The file's name in the cache."""
         return self.sha256 or self.blob_id
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A model on the hub at `commit`, with the files needed to load it."""
+    """A model on the hub at `commit`, and the files to load."""
 
     hub_id: str
     commit: str
@@ -80,9 +77,8 @@ class RemoteModel:
 
 
 def look_up(hub_id: str, patterns: Sequence[str]) -> RemoteModel:
-    """Return the description of a model, with the files that match one of `patterns`. Raises
-    InvalidRequestError if the hub id is malformed, ModelNotFoundError if the hub lacks or hides the
-    model, and OperatorError if the hub is unreachable."""
+    """Return the description of a model, with the files that match `patterns`. Raises
+    InvalidRequestError, ModelNotFoundError, or OperatorError if the hub is unreachable."""
     api = HfApi()
     with hub_errors(hub_id):
         commit = api.model_info(hub_id).sha
@@ -96,8 +92,7 @@ def look_up(hub_id: str, patterns: Sequence[str]) -> RemoteModel:
 
 @contextmanager
 def remote_config(model: RemoteModel) -> Iterator[Path]:
-    """Yield a folder that contains only the model's configuration, then delete it. Raises the same
-    errors as `look_up`."""
+    """Yield a temporary folder with the model's configuration. Raises the errors of `look_up`."""
     with tempfile.TemporaryDirectory(prefix="semantic-") as folder:
         with hub_errors(model.hub_id), disable_progress_bars():
             path = hf_hub_download(model.hub_id, _CONFIG, revision=model.commit, cache_dir=folder)
@@ -106,8 +101,7 @@ def remote_config(model: RemoteModel) -> Iterator[Path]:
 
 @contextmanager
 def hub_errors(hub_id: str) -> Iterator[None]:
-    """Turn huggingface_hub's errors about `hub_id` into one-line errors of this package, and
-    silence huggingface_hub's warnings about retries, inside the `with` block."""
+    """Turn huggingface_hub's errors about `hub_id` into errors of this package."""
     level = _logger.level
     _logger.setLevel(logging.ERROR)
     try:
@@ -144,9 +138,7 @@ def hub_errors(hub_id: str) -> Iterator[None]:
 
 
 def _file(entry: RepoFile) -> RemoteFile:
-    """Convert the hub's description of a file. Raises OperatorError unless the path stays inside
-    the model's folder and the hashes are hexadecimal: path and hashes become file names on this
-    machine."""
+    # Path and hashes become file names on this machine.
     sha256 = None if entry.lfs is None else entry.lfs.sha256
     parts = PurePosixPath(entry.path).parts
     are_hashes = _GIT_HASH.fullmatch(entry.blob_id) and _SHA256.fullmatch(sha256 or _NO_HASH)
