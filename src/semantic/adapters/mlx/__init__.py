@@ -1,9 +1,7 @@
 """MLX and mlx-lm behind the ports; the only folder that imports them.
 
-`kv_cache` contains caches and their stored bytes, `batch` decodes, `sampling` draws tokens, `text`
-and `model` handle tokenizers and weights, and `backend` puts them together. Importing this package
-loads OpenBLAS and sets MLX's environment variables; both must happen before `import mlx.core`. The
-package keeps `import mlx_lm` from lowering the limit on open files, and says how to install MLX.
+Importing this package loads OpenBLAS and sets MLX's environment variables. Both must happen before
+`import mlx.core`.
 """
 
 from __future__ import annotations
@@ -25,9 +23,8 @@ _LOADED: list[ctypes.CDLL] = []
 
 
 def load_openblas() -> BlasStatus:
-    """On Linux, load OpenBLAS for MLX's CPU backend, before MLX is loaded: the linker uses the
-    first definition of a symbol. MLX's wheels link the reference BLAS, whose fp32 matrix products
-    are up to 20 times slower."""
+    """On Linux, load OpenBLAS for MLX's CPU backend; call this before loading MLX. MLX's own BLAS
+    is up to 20 times slower in fp32."""
     if sys.platform != "linux":
         return "not needed"
     if "mlx.core" in sys.modules:
@@ -40,9 +37,7 @@ def load_openblas() -> BlasStatus:
 
 
 def blas_kernel() -> str:
-    """Return the release and core type of the loaded OpenBLAS, such as "OpenBLAS 0.3.21 Haswell";
-    "own" if OpenBLAS is not loaded. Rounding depends on release and core type, but not on the
-    number of threads, because one thread computes each sum."""
+    """Return the release and core type of the loaded OpenBLAS, or "own" if it is not loaded."""
     if not _LOADED:
         return "own"
     config, core = _LOADED[0].openblas_get_config, _LOADED[0].openblas_get_corename
@@ -52,9 +47,7 @@ def blas_kernel() -> str:
 
 
 def keep_file_limit() -> None:
-    """Make `mlx_lm.utils` raise only the soft limit on open files, as far as the hard limit allows.
-    On import, that module would set the limits to 2,048 and 4,096, even from higher values. A
-    process cannot raise its hard limit again, and a server has one connection per agent."""
+    """Keep `import mlx_lm` from lowering the limit on open files."""
     set_limits = resource.setrlimit
 
     def setrlimit(which: int, limits: tuple[int, int], /) -> None:
@@ -74,7 +67,7 @@ DISTRIBUTION = "semantic-engine"
 """The package's name on package indexes; Python imports it as `semantic`."""
 
 _RECEIPTS = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx install --force"}
-"""Maps the file that an installer leaves in an environment to the installer's command."""
+"""Maps a file that an installer leaves in an environment to that installer's command."""
 
 
 def what_to_install() -> str:

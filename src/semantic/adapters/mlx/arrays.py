@@ -1,7 +1,6 @@
 """MLX arrays: views and copies of their bytes, and small arrays for kernels.
 
-Call these functions from the thread that runs MLX. Any thread may use the memoryviews they return.
-Knows nothing about layers or blocks.
+Call these functions from the thread that runs MLX. Any thread may use the memoryviews.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from semantic.domain.errors import BackendError
 Bytes = bytes | memoryview
 
 async_eval = cast(Callable[..., None], mx.async_eval)
-"""`mx.async_eval` with a type: starts evaluating arrays and returns at once."""
+"""Start evaluating arrays and return at once: `mx.async_eval` with a type."""
 
 
 def depends(array: mx.array, other: mx.array) -> mx.array:
@@ -50,13 +49,12 @@ class Heads:
 
 
 def plain(one: mx.array | Heads) -> mx.array:
-    """Return `one` as an array without a copy: `Heads` become a view of their array."""
+    """Return `one` as an array without copying it."""
     return one.view() if isinstance(one, Heads) else one
 
 
 def bytes_of(array: mx.array) -> memoryview:
-    """Return a writable view of all bytes of `array`. While the view or a slice of it exists, MLX
-    does not write to the array in place. Raises BackendError if the array is not contiguous."""
+    """Return a writable view of all bytes of `array`. Raises BackendError if not contiguous."""
     if not array.size:
         return memoryview(bytearray())
     raw = (array.reshape(1) if array.ndim == 0 else array).view(mx.uint8)
@@ -70,7 +68,7 @@ def bytes_of(array: mx.array) -> memoryview:
 
 
 def ordered_bytes_of(array: mx.array) -> memoryview:
-    """Return all bytes of `array` in order, for reading. Copies an array that is not contiguous."""
+    """Return all bytes of `array` in order. Copies an array that is not contiguous."""
     return bytes_of(array if _is_contiguous(array) else mx.contiguous(array))
 
 
@@ -86,22 +84,20 @@ def array_from(data: Bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
 
 
 def on_device(numbers: Sequence[int]) -> mx.array:
-    """Return `numbers`, (n,), as int32 in device memory. MLX keeps arrays made from Python numbers
-    in host memory, where every thread group of a kernel would wait for them. Casting from int64
-    changes the size, so the array gets a new buffer, on the device."""
+    """Return `numbers`, (n,), as int32 in device memory."""
+    # MLX keeps an array of Python numbers in host memory; the cast to another size moves it.
     return mx.array(list(numbers), dtype=mx.int64).astype(mx.int32)
 
 
 def on_device_async(numbers: Sequence[int]) -> mx.array:
-    """Like `on_device`, but start the evaluation at once. A decode step that evaluated the upload
-    would have another CUDA graph, and instantiating a graph takes as long as a step."""
+    """Like `on_device`, but start the evaluation at once."""
     array = on_device(numbers)
     async_eval(array)
     return array
 
 
 def token_ids(tokens: Sequence[Sequence[int]]) -> mx.array:
-    """Return `tokens` as uint32, as samplers do, so that a GPU compiles only one gather kernel."""
+    """Return `tokens` as uint32, the type of sampled tokens."""
     return mx.array([list(one) for one in tokens], mx.uint32)
 
 

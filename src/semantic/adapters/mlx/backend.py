@@ -1,5 +1,4 @@
-"""MLXBackend: a `BatchBackend` over an mlx-lm model, with chunked prefill and continuous batching.
-Knows nothing about requests or scheduling."""
+"""MLXBackend: runs one mlx-lm model for many sequences."""
 
 from __future__ import annotations
 
@@ -50,9 +49,6 @@ from semantic.ports.generation import BodyTarget
 
 @dataclass(slots=True)
 class _Sequence(Prompt):
-    """A sequence's caches, its tokens, and whether the sequence is in the batch. `mask` constrains
-    the output to a grammar. `staging` is set while the sequence is loading."""
-
     capacity: int = 0
     decoding: bool = False
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -61,7 +57,7 @@ class _Sequence(Prompt):
 
 
 class MLXBackend:
-    """A `BatchBackend` that runs one mlx-lm model for many sequences."""
+    """A `BatchBackend` over an mlx-lm model, with chunked prefill and continuous batching."""
 
     def __init__(
         self,
@@ -72,10 +68,10 @@ class MLXBackend:
         pads: Pads | None = None,
         agree: Agree | None = None,
     ) -> None:
-        """`form` contains the model, makes the model's caches and converts them to bytes.
+        """`form` contains the model and creates its caches.
 
-        If `grammars` is None, constrained decoding is unavailable. `pads` decides which batches
-        have padding. `agree` makes all ranks of a sharded model use the same tokens.
+        If `grammars` is None, constrained decoding is unavailable. `agree` makes all ranks of a
+        sharded model use the same tokens.
         """
         self.model = form.model
         self.model_id = model_id
@@ -92,7 +88,7 @@ class MLXBackend:
         """True if several sequences form one batch; otherwise they run one after the other."""
         self._prefill = prefill_for(self.model, form.layers, self._spec.reusable_tokens)
         self.pads = pads
-        """Decides which batches have padding; None for no padding at all."""
+        """Decides which batches have padding; None for no padding."""
         self._agree = agree
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._starting: dict[SequenceId, NewSequence] = {}
@@ -110,13 +106,12 @@ class MLXBackend:
 
     @property
     def best_chunk(self) -> int:
-        """See `BatchBackend.best_chunk`. On a CPU, 512 tokens measured twice as fast as 2,048,
-        because attention there materialises all scores of a chunk. GPUs use mlx-lm's 2,048."""
+        """See `BatchBackend.best_chunk`. On a CPU, 512 tokens measured twice as fast as 2,048."""
         return 512 if on_cpu() else 2048
 
     @property
     def stream(self) -> mx.Stream:
-        """The stream of all computations; `mx.synchronize` on it waits for pending computations."""
+        """The stream of all computations."""
         return self._batch.stream
 
     def cache_spec(self) -> ModelCacheSpec:
@@ -264,7 +259,7 @@ class MLXBackend:
         return self.export_to(None, sequence, part, range(start, stop))
 
     def export_to(self, room: Room | None, sequence: SequenceId, part: Part, tokens: range) -> Body:
-        """Like `export_block`, but a copy from the device goes to memory from `room`."""
+        """Like `export_block`, but copy into memory from `room`."""
         state = self._resting(sequence)
         with self._computing():
             self._prefill.compute_late(state)
@@ -316,7 +311,6 @@ class MLXBackend:
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Compute on the batch's stream, and raise MLX's errors as BackendError."""
         try:
             with mx.stream(self._batch.stream):
                 yield
@@ -334,13 +328,7 @@ class MLXBackend:
         self.peak_bytes = max(0, mx.get_peak_memory() - before)
 
     def _finish_launched(self) -> None:
-        """Wait for the step in flight, because any operation except the next step may use freed
-        pages.
-
-        The step in flight writes a token for each of its rows, even to a page that the row has
-        freed meanwhile. MLX does not know of that write. Without this wait, the write could follow
-        a copy outside MLX or, on Metal, another command buffer.
-        """
+        """Wait for the step in flight: it may still write to pages that its rows have freed."""
         if self.in_pages:
             mx.synchronize(self._batch.stream)
 
@@ -351,7 +339,6 @@ class MLXBackend:
         return sequence
 
     def _advance(self) -> list[SampledToken]:
-        """Run one step of the batch. A new sequence only consumes its last prompt token."""
         sampled: list[SampledToken] = []
         for one in self._batch.step():
             sampled.append(self._read(one))
@@ -362,7 +349,6 @@ class MLXBackend:
         return sampled
 
     def _read(self, emitted: Emitted) -> SampledToken:
-        """Return `emitted` with log-probabilities; `length` does not yet include the token."""
         sequence, token, logprobs, finite = emitted
         if not finite:
             return SampledToken(sequence, token, finite=False)
@@ -387,8 +373,7 @@ class MLXBackend:
     def _leave(
         self, sequence: SequenceId, state: _Sequence, *, read: bool = False
     ) -> Emitted | None:
-        """Take a sequence out of the batch, if it is there, and update its caches. If `read`, wait
-        for the sequence's token in flight and return it; None if no token is in flight."""
+        """Take a sequence out of the batch. If `read`, wait for its token in flight."""
         self._starting.pop(sequence, None)
         state.decoding = False
         if sequence not in self._batch:
@@ -404,13 +389,12 @@ class MLXBackend:
         return in_flight
 
     def _drop_batch(self) -> None:
-        """Drop only the sequences in the batch, which a failed step leaves in an unknown state."""
+        """Drop all sequences in the batch: a failed step leaves them in an unknown state."""
         self._batch = self._new_batch()
         self._joined.clear()
         self._starting.clear()
 
     def _resting(self, sequence: SequenceId) -> _Sequence:
-        """Return a sequence's state. Raises BackendError if the sequence is decoding or loading."""
         state = self._sequences[sequence]
         if state.decoding or sequence in self._starting:
             raise BackendError("the sequence is decoding; pause it first")

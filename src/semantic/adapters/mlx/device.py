@@ -1,7 +1,6 @@
-"""MLX's default device (its kind, name and memory), and memory as the system counts it.
+"""MLX's default device, and memory as the system counts it.
 
-The system counts the memory of the machine, of the process's control groups, and of the process and
-its children. Supports Linux and macOS. Knows nothing about models: weights are just bytes in use.
+Supports Linux and macOS.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import mlx.core as mx
 
 _PROC = Path("/proc")
 _COUNTED = re.compile(r"^(?:RssAnon|RssShmem):\s+(\d+) kB$", re.MULTILINE)
-"""The lines in a process's status that count resident memory, leaving out pages of files."""
+"""The lines of a process's status that count resident memory without pages of files."""
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 
 # rusage_info_v2 and the offset of ri_phys_footprint in it, from macOS' <libproc.h> and
@@ -35,8 +34,7 @@ _WARNED_PART = 16
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The files in which a cgroup version reports a control group's memory: its limit and its use.
-    `droppable` names the counters, in `memory.stat`, for memory that the system may drop."""
+    """The files in which a cgroup version reports memory."""
 
     root: Path
     limit: str
@@ -62,21 +60,14 @@ def physical_memory() -> int:
 
 
 def own_memory() -> int:
-    """Return the bytes of memory that the process uses. On Linux these are the resident bytes of
-    the process and its children, without pages of files; on macOS the process's own footprint.
-    Raises OSError if the system does not report the memory."""
+    """Return the bytes of memory in use by the process and its children. May raise OSError."""
     if sys.platform == "darwin":
         return _footprint()
     return sum(map(anonymous_bytes, ("self", *_children())))
 
 
 def spare_memory() -> int | None:
-    """Return the bytes still available to the process; None if the system does not report them.
-
-    On Linux, return the minimum of the available memory and the free memory below each control
-    group's limit; memory that the system can drop counts as free. On macOS, return None unless the
-    system warns of memory pressure.
-    """
+    """Return the bytes still available to the process; None if unknown."""
     if sys.platform == "darwin":
         return spare_under_pressure(_pressure_level())
     spare = []
@@ -88,8 +79,7 @@ def spare_memory() -> int | None:
 
 
 def spare_under_pressure(level: int) -> int | None:
-    """Return the bytes available at a level of macOS' memory pressure: None (no bound) if normal, 0
-    if critical. A warning endangers only caches: return a sixteenth of the memory."""
+    """Return the bytes available at a level of macOS' memory pressure; None for no bound."""
     if level >= _CRITICAL:
         return 0
     return physical_memory() // _WARNED_PART if level >= _WARNING else None
@@ -105,7 +95,6 @@ def _pressure_level() -> int:
 
 
 def _limited_groups() -> Iterator[tuple[_Files, Path, int]]:
-    """Yield each control group with a limit, from the process's own group up to the root."""
     for files in (_V1, _V2):
         folder = files.root / _group(files).lstrip("/")
         for one in (folder, *folder.parents):
@@ -127,7 +116,6 @@ def _group(files: _Files) -> str:
 
 
 def _held(files: _Files, group: Path) -> int:
-    """Return the bytes of a group's memory that the system cannot drop."""
     droppable = 0
     with contextlib.suppress(OSError):
         for line in (group / "memory.stat").read_text(encoding="ascii").splitlines():
@@ -154,7 +142,6 @@ def anonymous_bytes(process: str) -> int:
 
 
 def _footprint() -> int:
-    """Return the physical footprint on macOS, which the system uses to judge a process's memory."""
     usage = ctypes.create_string_buffer(_RUSAGE_BYTES)
     failed = ctypes.CDLL(None, use_errno=True).proc_pid_rusage(os.getpid(), _RUSAGE, usage)
     if failed:
@@ -174,9 +161,7 @@ DeviceKind = Literal["CPU", "Metal", "CUDA"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """MLX's default device. `memory_bytes` is its memory, and `used_bytes` the memory that MLX has
-    allocated. `free_bytes` is the memory that the process can have in total: free memory plus the
-    process's own or, on Metal, the recommended maximum."""
+    """MLX's default device. `free_bytes` includes the memory that the process uses."""
 
     kind: DeviceKind
     name: str
@@ -184,11 +169,11 @@ class Device:
     used_bytes: int
     free_bytes: int
     architecture: str = ""
-    """MLX's name for the GPU generation, such as "applegpu_g16s"; it selects the kernels."""
+    """MLX's name for the GPU generation, such as "applegpu_g16s"."""
 
     @property
     def chip(self) -> str:
-        """Name and generation of the chip. Chips that differ in these may round differently."""
+        """Name and generation of the chip."""
         return f"{self.name} {self.architecture}".strip()
 
 
@@ -228,16 +213,14 @@ def read_device() -> Device:
 
 
 def memory_in_use() -> int:
-    """Return how many bytes of memory the process uses; with CUDA, how many MLX uses on the device.
-    Pages of files do not count, because the system may drop them at any time."""
+    """Return how many bytes of memory the process uses; with CUDA, the bytes on the device."""
     if not on_cuda():
         return own_memory()
     return mx.get_active_memory() + mx.get_cache_memory()
 
 
 def memory_to_spare() -> int | None:
-    """Return how many more bytes the system (with CUDA, the device) can provide; None if unknown. A
-    negative number means that the process must return memory."""
+    """Return how many more bytes the device can provide; None if unknown. May be negative."""
     if mx.cuda.is_available() and not on_cpu():
         free = mx.device_info(mx.default_device()).get("free_memory")
         return None if free is None else int(free)
@@ -245,12 +228,12 @@ def memory_to_spare() -> int | None:
 
 
 def memory_kept() -> int:
-    """Return the bytes of freed buffers that MLX keeps to reuse them for new arrays."""
+    """Return the bytes of freed buffers that MLX keeps for reuse."""
     return mx.get_cache_memory()
 
 
 def give_memory_back() -> None:
-    """Return freed memory to the system instead of keeping it for reuse."""
+    """Return freed memory to the system."""
     mx.clear_cache()
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # the C library is not glibc

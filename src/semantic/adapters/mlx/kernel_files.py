@@ -1,8 +1,6 @@
-"""The folder where MLX's CPU backend compiles fused operations and from which it loads them later.
+"""The folder where MLX's CPU backend compiles fused operations.
 
-MLX uses `mlx/VERSION/cpu` in the system's temporary folder, with predictable file names. So other
-users with write access there decide which code runs. Only the variable TMPDIR moves the folder.
-`own` also sets a folder for the kernels of MLX's CUDA backend. Does not import MLX.
+By default other users may be able to write there, and decide which code runs.
 """
 
 from __future__ import annotations
@@ -28,15 +26,15 @@ from semantic.domain.errors import BackendError
 _BELOW: Final = ("mlx", version("mlx"), "cpu")
 _CUDA: Final = "MLX_PTX_CACHE_DIR"
 _VARIABLES: Final = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
-"""The variables that C++'s standard library reads, in order of precedence."""
+"""The variables that name a temporary folder in C++, by precedence."""
 _MEND: Final = "set TMPDIR to a folder of yours in which programs can run"
 _ROOM: Final = 64 << 20
-"""Bytes of free space that the folder needs; a compiler writes less for one library."""
+"""Bytes of free space that the folder needs."""
 _LOADED: Final = Path("/proc/self/maps")
 
 
 class KernelFolder:
-    """This process's own folder, which starts with files that earlier processes compiled."""
+    """This process's own folder for compiled files."""
 
     def __init__(self, root: Path) -> None:
         """Raise OSError unless `root` is private, has free space, and may hold programs."""
@@ -60,7 +58,7 @@ class KernelFolder:
             os.link(file, self._files / file.name)
 
     def keep(self) -> None:
-        """Give later processes the compiled files that this process was able to load."""
+        """Save the compiled files that this process loaded, for later processes."""
         with suppress(OSError):  # on failure, later processes compile them again
             loaded = _LOADED.read_text()
             for file in self._files.glob("*.so"):
@@ -105,8 +103,7 @@ _own: list[KernelFolder] = []
 
 
 def own() -> Path:
-    """Make this process compile in a `KernelFolder`; other temporary files stay where they are.
-    Raises BackendError if there is no suitable folder."""
+    """Make this process compile in a `KernelFolder`. Raises BackendError if that is impossible."""
     if _own:
         return _own[0].path
     problems: list[str] = []
@@ -134,8 +131,8 @@ def keep() -> None:
 
 
 def require_own() -> Path:
-    """Return the folder in which MLX compiles by default. For programs that do not call `own`.
-    Raises BackendError if other users may write there."""
+    """Return the folder in which MLX compiles by default. Raises BackendError if other users may
+    write there."""
     given = (os.environ[name] for name in _VARIABLES if name in os.environ)
     folder = Path(next(given, Path("/", "tmp")))
     for name in _BELOW:

@@ -1,9 +1,4 @@
-"""Prefill of sequences, with one strategy for each form of caches.
-
-Contiguous caches take one chunk of one sequence at a time. With pages, a few tokens of any
-sequences become rows of one batch, and longer chunks are padded. If layers have states, sequences
-share a pass side by side. Knows caches; knows nothing about the decode batch or requests.
-"""
+"""Prefill of sequences, with one strategy for each form of caches."""
 
 from __future__ import annotations
 
@@ -23,13 +18,12 @@ from semantic.adapters.mlx.kv_cache.paged.side_by_side import compute_side_by_si
 from semantic.domain.errors import BackendError
 
 _MOST_ROWS = 512
-"""The most prompt tokens of a sequence to compute as rows; for more, a chunk is faster."""
+"""The most prompt tokens of a sequence to compute as rows."""
 
 
 @dataclass(slots=True)
 class Prompt:
-    """A sequence's caches and its number of tokens. `late` holds the last tokens until enough
-    tokens follow to compute a whole chunk."""
+    """A sequence's caches. The tokens in `late` do not fill a chunk yet."""
 
     caches: list[LayerCache]
     length: int = 0
@@ -41,8 +35,7 @@ Chunk = tuple[Prompt, Sequence[int]]
 
 
 class Prefill:
-    """Prefill of contiguous caches, chunk by chunk, and the base of the other strategies. For
-    methods without a docstring see `BatchBackend`."""
+    """Prefill of contiguous caches, chunk by chunk; the base of the other strategies."""
 
     def __init__(self, model: Module, reusable: int | None) -> None:
         """The keys of the first `reusable` tokens do not depend on chunks; None means all keys."""
@@ -90,7 +83,6 @@ class Prefill:
         mx.eval([cache.state for cache in prompt.caches])
 
     def _compute_whole_chunks(self, prompt: Prompt, tokens: Sequence[int], reusable: int) -> None:
-        """Compute tokens after the first `reusable` in mlx-lm's chunks, as each chunk gets full."""
         start = prompt.length - len(prompt.late)
         waiting = [*prompt.late, *tokens]
         while waiting:
@@ -106,20 +98,17 @@ class Prefill:
 
 
 class _PagedPrefill(Prefill):
-    """The common base of the strategies that prefill over pages."""
-
     def __init__(self, model: Module, reusable: int | None, pages: PagedLayers) -> None:
         super().__init__(model, reusable)
         self._pages = pages
 
     def _are_rows(self, prompt: Prompt, n_tokens: int, n_bytes: int) -> bool:
-        """Return whether `n_tokens` are few and would read at most `n_bytes` as rows of a batch."""
         few = n_tokens <= _MOST_ROWS
         return few and self._pages.reads_as_rows(_paged(prompt), n_tokens, n_bytes)
 
 
 class RowPrefill(_PagedPrefill):
-    """Prefill of few tokens as rows, and of longer chunks with padding, so that shapes recur."""
+    """Prefill of few tokens as rows, and of longer chunks with padding."""
 
     def joins(self, prompt: Prompt, n_tokens: int) -> bool:
         return self._are_rows(prompt, n_tokens, self._pages.costs.joined)
@@ -143,7 +132,6 @@ class RowPrefill(_PagedPrefill):
                 cache.advance(n_tokens)
 
     def _compute_padded(self, prompt: Prompt, tokens: Sequence[int]) -> None:
-        """Compute a chunk with padding after it. No token of the chunk attends to padding."""
         padding = -len(tokens) % self._pages.costs.pad_to
         sequence = _paged(prompt)[0].sequence
         sequence.padding = padding
@@ -171,7 +159,7 @@ class SidePrefill(_PagedPrefill):
 
 
 def prefill_for(model: Module, layers: CacheLayers, reusable: int | None) -> Prefill:
-    """Return the prefill strategy for caches created by `layers`."""
+    """Return the prefill strategy for caches that `layers` created."""
     if not isinstance(layers, PagedLayers):
         return Prefill(model, reusable)
     return (RowPrefill if layers.takes_rows else SidePrefill)(model, reusable, layers)

@@ -1,10 +1,6 @@
-"""Copies of bodies between device and host, in the background.
+"""Copies of block bodies between device and host, in the background.
 
-Using new host memory costs several times as much as the copy, because the system clears and pins
-its pages when they are first touched. So these copies reuse memory that the device accesses
-directly. Separate threads wait for the copies; the thread that runs MLX only says where the bytes
-are. `cuda/copies.py` has the only `CopyDriver`: on a CPU, or with Metal's unified memory, MLX's
-arrays suffice. Knows addresses and rows of bytes; knows nothing about pages or blocks.
+The copies reuse pinned host memory. Using new memory costs several times as much as a copy.
 """
 
 from __future__ import annotations
@@ -27,8 +23,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`n` rows of `width` bytes, adjacent on the host and `pitch` bytes apart on the device. On the
-    device, the first row is `at` bytes after the beginning of a `Place`."""
+    """`n` rows of `width` bytes, adjacent on the host and `pitch` bytes apart on the device. The
+    first is `at` bytes into a `Place`."""
 
     n: int
     width: int
@@ -51,42 +47,44 @@ class HostAllocator(Protocol):
 
 
 class CopyDriver(HostAllocator, Protocol):
-    """Copies to and from a device. Any thread may call all methods except `address`. A call returns
-    after its copy. Raises MemoryError if host memory is short, RuntimeError if the device fails."""
+    """Copies to and from a device. Thread-safe, except `address`.
+
+    A call returns after its copy. Raises MemoryError if host memory is short, RuntimeError if the
+    device fails.
+    """
 
     def address(self, array: mx.array) -> int:
-        """Return the device address of the first byte of an evaluated, contiguous array. Only MLX's
-        thread may call this. The address is valid while the array exists and until the host reads
-        the array, which makes MLX move it."""
+        """Return the device address of an evaluated, contiguous array, valid until the host reads
+        it. Only MLX's thread may call this."""
 
     def pin(self, address: int, n_bytes: int) -> None:
-        """Let the device access host memory that is not from `allocate`, until `unpin`."""
+        """Let the device access host memory until `unpin`."""
 
     def unpin(self, address: int) -> None:
         """Undo `pin`."""
 
     def to_host(self, host: int, device: int, rows: Rows) -> None:
-        """Copy rows from a device address to a host address, from `allocate` or elsewhere."""
+        """Copy rows from a device address to a host address."""
 
     def to_device(self, device: int, host: int, rows: Rows) -> None:
-        """Copy rows from a host address, from `allocate` or elsewhere, to a device address."""
+        """Copy rows from a host address to a device address."""
 
 
 def address_of(data: bytes | memoryview) -> int:
-    """Return the host address of `data`, which the caller keeps alive and which may be read-only.
-    Raises BufferError if the view is not contiguous."""
+    """Return the host address of `data`, which the caller keeps alive. Raises BufferError if the
+    view is not contiguous."""
     return np.frombuffer(data, np.uint8).ctypes.data
 
 
 _MOST_FREE_BYTES = 1 << 30
-"""The most bytes of unused memory to keep for reuse."""
+"""The most bytes of unused memory to keep."""
 
 _STEP = 4 << 20
-"""Larger pieces are multiples of this many bytes; smaller pieces are powers of two."""
+"""Larger pieces are multiples of this many bytes."""
 
 
 class HostMemory:
-    """Pieces of host memory, by size. Thread-safe."""
+    """Reusable pieces of host memory. Thread-safe."""
 
     def __init__(self, driver: HostAllocator, most_free_bytes: int = _MOST_FREE_BYTES) -> None:
         self._driver = driver
@@ -96,9 +94,8 @@ class HostMemory:
         self._lock = threading.RLock()  # garbage collection may return memory at any point
 
     def take(self, n_bytes: int) -> memoryview:
-        """Return memory of `n_bytes` with arbitrary content. The pool reuses the memory once its
-        last view is gone. If no memory that the device accesses directly is left, returns slower
-        memory. Raises MemoryError."""
+        """Return memory of `n_bytes` with arbitrary content, reused once its last view is gone.
+        Raises MemoryError."""
         size = _size_for(n_bytes)
         with self._lock:
             free = self._free[size]
@@ -124,7 +121,7 @@ class HostMemory:
 
 
 def _size_for(n_bytes: int) -> int:
-    """Return the size of a piece for `n_bytes`: one of few sizes, so that pieces can be reused."""
+    """Return the size of a piece for `n_bytes`: one of few, so that pieces can be reused."""
     if n_bytes > _STEP:
         return -(-n_bytes // _STEP) * _STEP
     return 1 << max(0, n_bytes - 1).bit_length()
@@ -143,19 +140,18 @@ def _piece_type(n_bytes: int) -> type[_Piece]:
 
 
 _THREADS = 2
-"""The number of threads that copy from the device: while one thread copies, another allocates."""
+"""The number of threads that copy from the device."""
 
 
 Room = Callable[[int], memoryview | None]
-"""Takes a body's size in bytes; returns memory for the body, or None if there is no memory."""
+"""Takes a body's size in bytes; returns memory for it, or None."""
 
 
 class Place(Protocol):
     """Device memory that stays allocated and unchanged until `end`."""
 
     def address(self) -> AbstractContextManager[int | None]:
-        """Return the address, which does not change until the `with` block ends; None if the memory
-        is gone."""
+        """Return the address, valid until the `with` block ends; None if the memory is gone."""
 
     def end(self) -> None:
         """Release the place. Idempotent."""
@@ -187,12 +183,12 @@ class Transfers:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="copy")
 
     def prepare(self, n_bytes: int, n: int) -> None:
-        """Start allocating `n` pieces of host memory, so that the first copies find memory."""
+        """Start allocating `n` pieces of host memory, so that the first copies need not wait."""
         self._threads.submit(self._prepare, n_bytes, n)
 
     def fetch(self, place: Place, rows: Sequence[Rows], room: Room | None = None) -> ArrivingBody:
-        """Start copying rows from the device into memory that `room` returns or, if there is none,
-        into new memory. The end of the copy ends `place`."""
+        """Start copying rows from the device into memory from `room`, or else into new memory. Ends
+        `place` after the copy."""
         n_bytes = sum(one.nbytes for one in rows)
         return ArrivingBody(n_bytes, self._threads.submit(self._fetch, place, rows, n_bytes, room))
 

@@ -1,10 +1,4 @@
-"""Continuous batching: the protocol of a decode batch, and the batch for our own caches.
-
-Sequences join and leave between steps, without draining the batch. The last prompt token of a
-joining sequence becomes one more row of the next step. A leaving sequence takes its caches along.
-The batch launches the next step before it reads the current step's tokens, except for a sequence's
-first token. Knows samplers, and caches that can merge; knows nothing about blocks or requests.
-"""
+"""Continuous batching: the protocol of a decode batch, and the batch for our own caches."""
 
 from __future__ import annotations
 
@@ -29,18 +23,12 @@ from semantic.domain.value_objects import SequenceId
 
 
 class _Group(NamedTuple):
-    """The number of rows that compute together, and their caches, layer by layer."""
-
     n_rows: int
     layers: list[BatchLayer]
 
 
 class BatchRows:
-    """The caches of a batch's rows, in order of joining, and the model's step over them.
-
-    All rows compute together, except rows whose states differ in shape. A row without a state is
-    computed separately for a step, since some models treat a missing state differently from zeros.
-    """
+    """The caches of a batch's rows, and the model's step over them."""
 
     def __init__(self, model: Module) -> None:
         self.model = model
@@ -48,17 +36,16 @@ class BatchRows:
 
     @property
     def layers(self) -> list[BatchLayer]:
-        """The caches of the first group of rows that compute together, by layer. Callers may
-        replace these caches."""
+        """The caches, by layer. Callers may replace them."""
         return self._groups[0].layers if self._groups else []
 
     @property
     def states(self) -> list[mx.array]:
-        """The states after a step. Evaluate all of them, because the logits depend only on some."""
+        """The states after a step. Evaluate all of them."""
         return states(self.layers)
 
     def join(self, sequences: Sequence[Sequence[LayerCache]]) -> None:
-        """Add sequences as rows after all other rows, in order."""
+        """Append sequences as rows."""
         for _, run in itertools.groupby(sequences, state_shapes):
             members = list(run)
             layers = [merge(layer) for layer in zip(*members, strict=True)]
@@ -83,7 +70,7 @@ class BatchRows:
         return cast(list[LayerCache], caches)
 
     def logits(self, inputs: mx.array) -> mx.array:
-        """Return the logits, (rows, vocab), after appending one token of `inputs` to each row."""
+        """Append one token of `inputs` to each row and return the logits, (rows, vocab)."""
         if len(self._groups) == 1:
             return self._group_logits(inputs, self._groups[0].layers)
         found: list[mx.array] = []
@@ -95,7 +82,6 @@ class BatchRows:
         return mx.concatenate(found)
 
     def _join_groups(self) -> None:
-        """Join neighbouring groups whose states have the same shapes."""
         joined: list[_Group] = []
         for group in self._groups:
             if joined and state_shapes(joined[-1].layers) == state_shapes(group.layers):
@@ -108,7 +94,6 @@ class BatchRows:
         self._groups = joined
 
     def _group_logits(self, inputs: mx.array, layers: Sequence[BatchLayer]) -> mx.array:
-        """Return the logits of rows that compute together, leaving out padding rows."""
         n = inputs.shape[0]
         n_rows = max(layer.n_rows for layer in layers)
         for layer in layers:
@@ -120,8 +105,7 @@ class BatchRows:
 
 
 Agree = Callable[[mx.array], mx.array]
-"""Takes the tokens that a rank sampled, (rows,), and returns the tokens that all ranks use. The
-call is part of MLX's graph."""
+"""Takes the tokens that a rank sampled, (rows,), and returns the tokens that all ranks use."""
 
 _CLEAR_EVERY = 512
 """Steps between calls of `mx.clear_cache`, as in mlx-lm."""
@@ -129,8 +113,7 @@ _CLEAR_EVERY = 512
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A sequence to join: its caches, which contain `history`, and its next input token. `logprobs`
-    is True if the request wants log-probabilities."""
+    """A sequence to join: its caches, which contain `history`, and its next input token."""
 
     sequence: SequenceId
     caches: list[LayerCache]
@@ -144,8 +127,7 @@ class NewSequence:
 class Emitted(NamedTuple):
     """A sequence's sampled token and the log-probabilities, (vocab,).
 
-    If the sequence leaves the batch now, its caches contain the token. If the model's logits,
-    before processors, contain NaN or infinity, `finite` is False and `token` is arbitrary.
+    If the model's logits contain NaN or infinity, `finite` is False and `token` is arbitrary.
     """
 
     sequence: SequenceId
@@ -173,25 +155,22 @@ class DecodeBatch(Protocol):
         """Add sequences to the next step."""
 
     def settle(self) -> None:
-        """Make the caches contain all tokens that `step` has returned, by a step of the model if
-        necessary. If `settle` fails, the batch must not be used any more."""
+        """Make the caches contain all tokens that `step` has returned. After an error the batch
+        must not be used."""
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
-        """Return the sampled token that is not yet emitted. Return None if there is no such token,
-        or if the batch knows only that the token's logits are finite."""
+        """Return the sampled token that `step` has not returned yet; None if unavailable."""
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
-        """Take a sequence out of the batch; its caches contain all emitted tokens."""
+        """Remove a sequence. Its caches contain all tokens that `step` has returned."""
 
     def step(self) -> list[Emitted]:
-        """Launch a step, read the tokens of the previous step, or both. Returns the tokens read."""
+        """Launch a step and return the tokens of the previous step, if any."""
 
 
 class _Next(Enum):
-    """The kind of a row's next input token."""
-
     PROMPT = auto()
-    """The last prompt token; the row has no token to emit."""
+    """The last prompt token; the row returns no token."""
     FIRST = auto()
     """The first sampled token."""
     LATER = auto()
@@ -208,20 +187,15 @@ class _Row:
 
 
 class ContinuousBatch:
-    """A `DecodeBatch` for our own caches, which join and leave without copies.
-
-    `step` emits a sequence's first token before it launches the next step. If the batch also has
-    older rows, `step` does so only if `launch_blocks`, and then emits the tokens of all rows.
-    """
+    """A `DecodeBatch` for our own caches, which join and leave without copies."""
 
     max_joins_per_step = None
 
     def __init__(
         self, model: Module, *, launch_blocks: bool | None = None, agree: Agree | None = None
     ) -> None:
-        """`launch_blocks` says that launching a step takes until the previous step has nearly
-        finished, as on a CPU, where MLX queues few operations ahead. None means the value for the
-        default device. `agree` makes all ranks of a model use the tokens of one rank."""
+        """`launch_blocks` says that launching a step waits for the previous step. None means the
+        default device's value. `agree` makes all ranks use the same tokens."""
         self._launch_blocks = on_cpu() if launch_blocks is None else launch_blocks
         self._agree = agree
         self._rows: list[_Row] = []
@@ -235,7 +209,7 @@ class ContinuousBatch:
 
     @property
     def stream(self) -> mx.Stream:
-        """See `DecodeBatch.stream`. The stream is mlx-lm's own, one per thread."""
+        """See `DecodeBatch.stream`."""
         return cast(mx.Stream, generation_stream)
 
     def __contains__(self, sequence: object) -> bool:
@@ -307,12 +281,10 @@ class ContinuousBatch:
         return next(i for i, row in enumerate(self._rows) if row.sequence == sequence)
 
     def _reads_first(self) -> bool:
-        """Return whether to read the inputs of the next step before launching that step."""
         after = {row.next for row in self._rows}
         return _Next.FIRST in after and (self._launch_blocks or _Next.LATER not in after)
 
     def _sampled(self) -> list[_Row | None]:
-        """Return the rows; None in place of each row whose next input is a prompt token."""
         return [None if row.next is _Next.PROMPT else row for row in self._rows]
 
     def _launch(self, inputs: mx.array) -> None:
@@ -348,11 +320,10 @@ class ContinuousBatch:
     def _advance(self, inputs: mx.array) -> list[mx.array]:
         """Build the next step from `inputs`; return additional arrays to evaluate with the step.
 
-        Runs mlx-lm's operations in mlx-lm's order, so that the tokens are the same. Checks whether
-        the model's own logits are finite by their log-sum-exp, because a mask may legitimately add
-        minus infinity.
+        Runs mlx-lm's operations in mlx-lm's order, so that the tokens are the same.
         """
         logits = self._caches.logits(inputs)
+        # Tests the model's own logits: later, a mask may rightly add minus infinity.
         normalizers = self._normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)
         contexts = self._caches.states
         if any(row.processors for row in self._rows):

@@ -1,8 +1,4 @@
-"""Decode batches over mlx-lm's own caches: with its BatchGenerator, or one sequence at a time.
-
-The generator pads its rows; this module uses only its public interface. If mlx-lm can compute only
-one sequence at a time, each step has a forward pass per sequence, so that all sequences advance.
-"""
+"""Decode batches over mlx-lm's own caches."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ from semantic.domain.value_objects import SequenceId
 
 
 class OneByOne(ContinuousBatch):
-    """A `DecodeBatch` for caches of any kind, which computes each sequence alone."""
+    """A `DecodeBatch` that computes each sequence alone, with caches of any kind."""
 
     def __init__(self, model: Module, agree: Agree | None = None) -> None:
         super().__init__(model, agree=agree)
@@ -37,8 +33,6 @@ class OneByOne(ContinuousBatch):
 
 
 class _RowsApart(BatchRows):
-    """The rows of a batch that computes each row in a separate forward pass."""
-
     def __init__(self, model: Module) -> None:
         super().__init__(model)
         self._sequences: list[list[LayerCache]] = []
@@ -60,12 +54,11 @@ class _RowsApart(BatchRows):
 
 
 _UNLIMITED = 1 << 30
-"""The BatchGenerator's limit on sequences and tokens: unlimited, because the engine limits both."""
+"""No limit on sequences and tokens: the engine limits both."""
 
 
 class _Watch:
-    """A sequence's sampler and processors, and whether the logits for each token were finite. MLX
-    evaluates that flag together with the token, so that reading the flag later does not wait."""
+    """A sequence's sampler and processors, and whether the logits for each token were finite."""
 
     def __init__(self, sampler: Sampler, processors: Sequence[LogitsProcessor]) -> None:
         self._sampler = sampler
@@ -74,7 +67,6 @@ class _Watch:
         self._drawn: deque[mx.array] = deque()  # for tokens not read yet
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """Sample a token id, (1,), from log-probabilities, (1, vocab)."""
         # If a logit is not finite, all log-probabilities are NaN except those at minus infinity.
         seen, self._raw = self._raw, None
         seen = mx.max(logprobs) if seen is None else seen
@@ -82,17 +74,14 @@ class _Watch:
         return depends(self._sampler(logprobs), seen)
 
     def next_is_finite(self) -> bool:
-        """Return whether the logits for the next token to read are finite."""
         return math.isfinite(cast(float, self._drawn[0].item())) if self._drawn else True
 
     def read(self) -> bool:
-        """Return `next_is_finite` and move on to the next token."""
         finite = self.next_is_finite()
         self._drawn.popleft()
         return finite
 
     def _see(self, _tokens: mx.array, logits: mx.array) -> mx.array:
-        """Note the logits before any other processor, which may mask infinite logits."""
         self._raw = mx.logsumexp(logits)
         return logits
 
@@ -101,7 +90,7 @@ class GeneratorBatch:
     """A `DecodeBatch` over mlx-lm's BatchGenerator."""
 
     max_joins_per_step = 1
-    """Only 1: if an empty sequence joins together with others, mlx-lm gives it a state of zeros."""
+    """mlx-lm gives an empty sequence that joins together with others a state of zeros."""
 
     def __init__(self, model: Module) -> None:
         self._generator = BatchGenerator(
@@ -139,10 +128,10 @@ class GeneratorBatch:
             self._sequences[uid] = one.sequence
 
     def settle(self) -> None:
-        """See `DecodeBatch.settle`. Does nothing, because a step is launched before it is read."""
+        """See `DecodeBatch.settle`. Does nothing."""
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
-        """See `DecodeBatch.in_flight`. The generator does not reveal this token."""
+        """See `DecodeBatch.in_flight`. mlx-lm does not reveal this token."""
         if self._watches[sequence].next_is_finite():
             return None
         return Emitted(sequence, 0, None, finite=False)

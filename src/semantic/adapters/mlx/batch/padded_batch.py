@@ -1,12 +1,4 @@
-"""Decode batch that pads its rows after steps without joins or leaves, for GPUs without paged
-caches.
-
-Sequences join and leave in caches of their own. After a few steps without joins or leaves, the
-batch copies all rows into one array of mlx-lm's batch cache, layer by layer. So at most one layer
-exists twice. A padded batch needs its rows' capacity plus the padding, so the capacities must not
-differ much. This module also chooses a model's decode batch. Knows devices and forms of caches;
-does not know which requests decode.
-"""
+"""Decode batch that pads its rows, for GPUs without paged caches."""
 
 from __future__ import annotations
 
@@ -40,15 +32,14 @@ from semantic.domain.value_objects import LayerKind, ModelCacheSpec, SequenceId,
 from semantic.ports.generation import at_once
 
 Pads = Callable[[Sequence[int]], bool]
-"""Decides whether sequences of these capacities (tokens each) are decoded with padding."""
+"""Decides whether to pad a batch of sequences with these capacities, in tokens."""
 
 STABLE_STEPS = 4
-"""Steps without a join or leave before the batch copies rows, since joins come in bursts."""
+"""Steps without a join or leave before the batch pads its rows."""
 
 
 class PaddedLayer(BatchKVCache):
-    """One layer of a padded batch, as a model calls it. While this object exists, it holds the
-    tokens of `rows`."""
+    """One layer of a padded batch, which holds the tokens of `rows`."""
 
     def __init__(self, rows: Sequence[FullCache]) -> None:
         """Copy all rows, and replace their buffers with `LentBuffer`s."""
@@ -66,7 +57,7 @@ class PaddedLayer(BatchKVCache):
             row.buffer = LentBuffer(row.buffer)
 
     def given_back(self) -> RaggedBatch[FullCache]:
-        """Return the rows as a ragged batch, copying each row back to a buffer of its own."""
+        """Return the rows as a ragged batch, copying each row to its own buffer."""
         keys, values, _, _, stop = cast(
             tuple[mx.array, mx.array, mx.array, mx.array, int], self.state
         )
@@ -82,14 +73,13 @@ class PaddedLayer(BatchKVCache):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows in a step. There are no padding rows."""
+        """Number of rows in a step."""
         return len(self._rows)
 
 
 class PaddedBatch(ContinuousBatch):
-    """A `DecodeBatch` for sequences whose caches are all `FullCache`s. After `stable_steps` steps
-    without joins or leaves, the batch calls `pads` before each step, until `pads` returns True and
-    the batch pads its rows."""
+    """A `DecodeBatch` that pads its rows after `stable_steps` steps without joins or leaves. All
+    caches must be `FullCache`s."""
 
     def __init__(self, model: Module, pads: Pads, stable_steps: int = STABLE_STEPS) -> None:
         super().__init__(model)
@@ -121,7 +111,7 @@ class PaddedBatch(ContinuousBatch):
 
     @property
     def padded(self) -> bool:
-        """True if the next step is computed with padded rows."""
+        """True if the rows are padded now."""
         return any(isinstance(layer, PaddedLayer) for layer in self._layers)
 
     @property
@@ -145,7 +135,6 @@ class PaddedBatch(ContinuousBatch):
                 layers[number] = layer.given_back()
 
     def _capacities(self) -> list[int]:
-        """Return each sequence's capacity in tokens (equal in all layers); empty if padded."""
         first = next((layer for layer in self._layers if isinstance(layer, RaggedBatch)), None)
         return [row.buffer.capacity for row in first.rows] if first else []
 
@@ -162,12 +151,11 @@ def _padded(rows: Sequence[mx.array], lengths: Sequence[int], capacity: int) -> 
 
 
 _MAX_PADDING_RATIO = 1.5
-"""The most memory for a padded batch, as a multiple of its sequences' capacity. Limited because a
-pool's budget counts capacity without padding, and attention computes the padding too."""
+"""The most memory for a padded batch, as a multiple of its sequences' capacity."""
 
 
 def even(capacities: Sequence[int]) -> bool:
-    """Return whether several sequences of these capacities (tokens each) need little padding."""
+    """Return whether sequences of these capacities, in tokens, need little padding."""
     padded = len(capacities) * max(capacities, default=0)
     return len(capacities) > 1 and padded <= _MAX_PADDING_RATIO * sum(capacities)
 
@@ -177,16 +165,15 @@ PadsFor = Callable[[Module], Pads | None]
 
 
 def pads_here(model: Module) -> Pads | None:
-    """Return `even` for a GPU and None for a CPU, where padding gains nothing. Also return None if
-    the model computes padded batches wrongly. On GPUs, padded rows take at most nine tenths of the
-    time of ragged rows in `benchmarks.gpu_padded`, and a smaller share with more rows."""
+    """Return `even` for a GPU that pads this model correctly; None otherwise.
+
+    Padded rows take at most nine tenths of the time of ragged rows in `benchmarks.gpu_padded`.
+    """
     return None if on_cpu() or not padding_works(model) else even
 
 
 def padding_works(model: Module) -> bool:
-    """Return whether a batch in mlx-lm's own padded caches has the right logits. Also tests
-    sequences that exceed windows, chunks and the token budgets of sparse attention: padding may
-    change which tokens a model chooses there."""
+    """Return whether a batch in mlx-lm's own padded caches has the right logits."""
     probe = LogitsProbe(model)
     with probe.narrowed() as narrow:
         if narrow is not None and at_once(narrow.computing()) and not narrow.accepts_padding():
@@ -205,7 +192,7 @@ def new_batch(
     model: Module, layers: CacheLayers, pads: Pads | None, agree: Agree | None = None
 ) -> DecodeBatch:
     """Return an empty batch for sequences with caches from `layers`. Raises UnsupportedModelError
-    if `agree` is given but the batch cannot make ranks agree on its tokens."""
+    if it does not support `agree`."""
     if not layers.together:
         return OneByOne(model, agree)
     if not all(layers.ragged):

@@ -1,7 +1,6 @@
 """The copy engine of a CUDA device, through the driver's C interface.
 
-MLX cannot copy to given host memory: reading an array moves the array into managed memory for good.
-The driver copies pinned memory at the bus's speed, while kernels run. Knows only addresses.
+MLX cannot copy to given host memory.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _ADDRESS = "if (threadIdx.x == 0) address[0] = (unsigned long long)data;"
 _TESTED = 1 << 14
 """How many numbers the test copies."""
 _HALF, _WHOLE = 4, 8
-"""The test's rows: numbers per row on the host, and between rows' starts on the device."""
+"""The test's rows: `_HALF` numbers each, `_WHOLE` numbers apart on the device."""
 _ROWS = Rows(_TESTED // _WHOLE, 4 * _HALF, 4 * _WHOLE)
 
 
@@ -88,7 +87,7 @@ class CudaDriver:
         return cast(int, found.item())
 
     def allocate(self, n_bytes: int) -> int:
-        """See `CopyDriver.allocate`. Uses huge pages if possible, to cause fewer page faults."""
+        """See `CopyDriver.allocate`. Uses huge pages if possible."""
         self._stream()
         huge = n_bytes >= _FROM_HUGE and hasattr(mmap, "MADV_HUGEPAGE")
         try:
@@ -187,7 +186,6 @@ def copies_rightly(driver: CopyDriver) -> bool:
 
 
 def _reads(driver: CopyDriver, device: int, host: memoryview) -> bool:
-    """Return whether copies to the host are right, for whole arrays and for half of each row."""
     expected = numbers("i", range(1, _TESTED + 1))
     driver.to_host(address_of(host), device, Rows(1, len(host), len(host)))
     if bytes(host) != expected.tobytes():
@@ -201,7 +199,6 @@ def _reads(driver: CopyDriver, device: int, host: memoryview) -> bool:
 
 
 def _writes(driver: CopyDriver, device: int, host: memoryview, array: mx.array) -> bool:
-    """Return whether MLX sees the numbers that `driver` copies to half of each row."""
     driver.to_device(device, address_of(host[: len(host) // 2]), _ROWS)
     at = mx.arange(_TESTED, dtype=mx.int32)
     expected = mx.where(at % _WHOLE < _HALF, at // _WHOLE * _HALF + at % _WHOLE + 1, at + 1)
@@ -210,7 +207,7 @@ def _writes(driver: CopyDriver, device: int, host: memoryview, array: mx.array) 
 
 @functools.cache
 def transfers_here() -> Transfers | None:
-    """Return the copies for MLX's default device; None if its copy engine fails the test."""
+    """Return the copies for MLX's default device; None if its copy engine fails a test."""
     if not on_cuda():
         return None
     try:

@@ -1,8 +1,6 @@
-"""Kernels of MLX that most 16-bit models use, compiled by processes while a program starts.
+"""Compiles MLX's kernels for most 16-bit models in other processes while a program starts.
 
-MLX compiles each kernel when it is first used, which takes 3 to 5 s, and keeps it in the folder
-`MLX_PTX_CACHE_DIR`. Each process runs this file as a program and compiles one kernel. MLX compiles
-all other kernels on demand. Knows nothing about models.
+MLX would compile each kernel at its first use, which takes 3 to 5 s.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ _running: list[Popen[bytes]] = []
 
 
 def begin() -> None:
-    """If MLX_PTX_CACHE_DIR is set and there is a CUDA device, start a process for each kernel that
-    the folder lacks."""
+    """Start compiling each kernel that the folder MLX_PTX_CACHE_DIR lacks."""
     from semantic.adapters.mlx.device import on_cuda  # the processes do not need it
 
     folder = os.environ.get(_FOLDER)
@@ -39,7 +36,7 @@ def begin() -> None:
 
 
 def wait() -> None:
-    """Wait until all processes that `begin` started have ended and take no more device memory."""
+    """Wait until all processes that `begin` started have ended."""
     while _running:
         _running.pop().wait()
 
@@ -61,7 +58,6 @@ def _taken(index: mx.Dtype) -> mx.array:
 
 
 def _fused(function: Callable[..., mx.array], *inputs: mx.array) -> mx.array:
-    """Compile `function` as mlx-lm's layers do, and call it."""
     return cast(Callable[..., mx.array], mx.compile(function, shapeless=True))(*inputs)
 
 
@@ -89,7 +85,7 @@ KERNELS: Sequence[Callable[[], mx.array]] = (
     lambda: _fused(_gated_exactly, _row(), _row(), _row()),
     lambda: _fused(_decay, _row(), _row(), _row()),
 )
-"""One kernel per process: for embeddings, experts, activations, and layers with a state."""
+"""One kernel per process."""
 
 if __name__ == "__main__":
     chosen = int(sys.argv[1])

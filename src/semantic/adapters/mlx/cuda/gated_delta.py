@@ -1,10 +1,7 @@
 """The gated delta rule as one CUDA kernel: the recurrence of Qwen3-Next, Kimi Linear and others.
 
-mlx-lm has a kernel for Metal only; elsewhere it computes a dozen operations for one token after the
-other. Here a thread group keeps its part of a state in registers for all tokens. The sums for a
-token have a fixed order, so the bits do not depend on the number of tokens in a call or on other
-rows of a batch. Only this module knows mlx-lm's function;
-`tests/integration/test_mlx_lm_contract.py` fails when mlx-lm changes that function.
+mlx-lm has a kernel for Metal only. `tests/integration/test_mlx_lm_contract.py` fails when mlx-lm
+changes its function.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ _ROWS = _THREADS // _LANES
 _VECTOR = 4
 _WIDEST = 256
 _STAGED = 8192
-"""How many numbers of keys, queries and, if `vector`, decays fit into 32 KiB of shared memory."""
+"""How many numbers of keys and queries fit into 32 KiB of shared memory."""
 _TOLERANCE = 1e-2
 """The largest error, relative to the result's norm. Half precision is accurate to 4e-3."""
 _SELF_TEST = 2, 70
@@ -60,7 +57,7 @@ class Rule(NamedTuple):
 
     @property
     def computable(self) -> bool:
-        """True if a kernel supports the types and its threads divide the widths evenly."""
+        """True if a kernel supports these types and widths."""
         known = self.dtype in C_TYPES and self.rate_dtype in C_TYPES
         even = self.k_dim % (_LANES * _VECTOR) == 0 and self.v_dim % _ROWS == 0
         return known and even and self.k_dim <= _WIDEST and self.v_heads % self.k_heads == 0
@@ -101,8 +98,7 @@ def _kernel_of(
 
 @functools.cache
 def right_kernel(rule: Rule) -> CudaKernel | None:
-    """Return a rule's kernel; None if the kernel's results on this device differ from those of
-    MLX's operations."""
+    """Return a rule's kernel; None if its results on this device are wrong."""
     if not rule.computable:
         return None
     kernel = build(rule)
@@ -116,7 +112,7 @@ def right_kernel(rule: Rule) -> CudaKernel | None:
 
 
 def build(rule: Rule) -> CudaKernel:
-    """Start compiling the kernel of a rule."""
+    """Start compiling a rule's kernel."""
     number = C_TYPES[rule.dtype]
     constants = {
         "HK": rule.k_heads, "HV": rule.v_heads, "DK": rule.k_dim, "DV": rule.v_dim,
@@ -153,7 +149,7 @@ def _launch(kernel: CudaKernel, given: tuple[mx.array, ...]) -> tuple[mx.array, 
 
 
 def random_inputs(rule: Rule, rows: int, tokens: int) -> tuple[mx.array, ...]:
-    """Return inputs for `compute`: keys of length one; decays and rates between 0 and 1."""
+    """Return random inputs for `compute`."""
     keys = iter(mx.random.split(mx.random.key(0), 6))
     per_head = (rows, tokens, rule.v_heads)
     of_key = (rows, tokens, rule.k_heads, rule.k_dim)

@@ -1,9 +1,7 @@
-"""CUDA kernels compiled by NVRTC, the compiler library that MLX loads, and launched through MLX.
+"""CUDA kernels compiled by NVRTC and launched through MLX.
 
-`mx.fast.cuda_kernel` includes headers that take a second and a half to compile, for every kernel
-and in every process. Source text without headers compiles much faster. NVRTC can compile several
-texts at a time while MLX does other work. Knows text, numbers and arrays; does not know what
-kernels compute.
+`mx.fast.cuda_kernel` includes headers that take 1.5 s to compile, for every kernel and process.
+Source text without headers compiles much faster.
 """
 
 from __future__ import annotations
@@ -45,13 +43,13 @@ struct half {
 """
 
 C_TYPES = {mx.bfloat16: "bfloat", mx.float16: "half", mx.float32: "float"}
-"""The C names of MLX's types in source text that follows `NUMBERS`."""
+"""The C names of MLX's types in source text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A pointer parameter of a kernel, to numbers of a C type. The source text may use
-    `NAME_strides[i]` for `n_strides` axes, and `NAME_shape[0]` if `has_size` is true."""
+    """A kernel's pointer parameter. The source text may use `NAME_strides[i]` for `n_strides` axes,
+    and `NAME_shape[0]` if `has_size`."""
 
     name: str
     c_type: str
@@ -60,7 +58,7 @@ class Parameter:
 
 
 class CudaKernel:
-    """A kernel that may still be compiling; the first call waits until the compilation ends."""
+    """A kernel. The first call waits until it is compiled."""
 
     def __init__(
         self,
@@ -87,8 +85,8 @@ class CudaKernel:
         output_shapes: Sequence[tuple[int, ...]],
         output_dtypes: Sequence[mx.Dtype],
     ) -> list[mx.array]:
-        """Return the outputs, which are evaluated lazily. Inputs that are not contiguous are
-        copied. Raises RuntimeError if the source text does not compile."""
+        """Launch the kernel and return its outputs, which are evaluated lazily. Raises RuntimeError
+        if the source text does not compile."""
         scalars: list[object] = []
         for parameter, one in zip(self._inputs, inputs, strict=True):
             if parameter.n_strides:
@@ -118,8 +116,8 @@ def architecture() -> str:
 
 
 def compile_cuda(source: str, target: str) -> bytes:
-    """Compile source text with one function of C linkage to machine code for `target`. Thread-safe.
-    Raises RuntimeError with the compiler's messages, or if there is no compiler."""
+    """Compile a C function to machine code for `target`. Thread-safe. Raises RuntimeError with the
+    compiler's messages."""
     nvrtc = _library()
     program = ctypes.c_void_p()
     _call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)

@@ -1,9 +1,6 @@
-"""Source text of attention for prompt tokens as rows of a batch, on CUDA's matrix units.
+"""CUDA source text of attention for several prompt tokens of a sequence.
 
-Consecutive tokens of a sequence attend to almost the same keys. So a thread group reads these keys
-once for a run of rows and all queries of one KV head. `COMBINE` reduces the partial results, which
-have the same form as those of `ATTEND`. The pages already contain the rows' own tokens. Knows
-nothing about MLX.
+Consecutive tokens attend to almost the same keys, so a thread group reads these keys once.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ KEYS = 32
 """Keys per tile."""
 
 WARP_QUERIES = 16
-"""Queries per matrix instruction. A warp has MT times as many; a thread group has four warps."""
+"""Queries per matrix instruction."""
 
 # A row of a tile is NK or NV vectors of 16 bytes, plus one vector of padding: at this odd distance,
 # eight rows begin in different banks. `mma` multiplies 16 x 16 by 16 x 8 numbers; a lane holds two

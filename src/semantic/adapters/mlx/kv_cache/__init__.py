@@ -1,5 +1,5 @@
 """KV caches of sequences, in one of two forms, and their bytes as stored blocks.
 
-`contiguous` keeps each layer of each sequence in arrays of its own; `paged` keeps all sequences in
-shared page pools. `forms` chooses the form for a model and a device.
+`contiguous` keeps separate arrays per layer and sequence. `paged` keeps shared page pools. `forms`
+chooses between them.
 """

@@ -1,12 +1,7 @@
-"""Hook into mlx-lm's attention, and attention over a ragged batch.
+"""Replaces mlx-lm's attention with one that also accepts a ragged batch.
 
-mlx-lm's models import `scaled_dot_product_attention` from `mlx_lm.models.base` by name, and
-`install` replaces that name in their modules. If a model calls functions of `mx` with keys, values
-or scores, its `mx` gets functions that also accept a batch. Calls with plain arrays as keys go to
-mlx-lm's or MLX's own function. Parts that depend on one sequence's length or tokens, such as
-sparse attention's choice of tokens, run row by row in mlx-lm's own functions. All other parts of a
-step compute the whole batch at once. `tests/integration/test_mlx_lm_contract.py` fails if mlx-lm
-changes what this hook relies on.
+Calls with plain arrays still go to mlx-lm's own function.
+`tests/integration/test_mlx_lm_contract.py` fails if mlx-lm changes what this module relies on.
 """
 
 from __future__ import annotations
@@ -34,7 +29,7 @@ _Call = Callable[..., object]
 
 
 def choose_row_by_row(model: Module) -> None:
-    """Make the parts of `model` in `PARTS` compute batches of our caches row by row. Idempotent."""
+    """Make the parts of `model` in `PARTS` compute batches row by row. Idempotent."""
     for kind, name in _parts(model):
         call = cast(_Call, getattr(kind, name))
         if not hasattr(call, "__wrapped__"):
@@ -43,7 +38,7 @@ def choose_row_by_row(model: Module) -> None:
 
 
 def is_row_by_row(model: Module) -> bool:
-    """Return whether the model has a module whose batches run row by row (`PARTS`)."""
+    """Return whether the model has a part that computes batches row by row."""
     return bool(_parts(model))
 
 
@@ -62,7 +57,7 @@ _Ragged = RaggedBatch[FullCache]
 
 
 def _latent_attention(call: _Call) -> _Call:
-    """Wrap DSA's attention to give the cache of latents to the indexer, which chooses latents."""
+    """Wrap DSA's attention so that its indexer gets the cache of latents."""
 
     def attend(
         self: Module,
@@ -80,7 +75,7 @@ def _latent_attention(call: _Call) -> _Call:
 
 
 def _indexer(call: _Call) -> _Call:
-    """Wrap DSA's indexer to keep only each row's chosen latents, so attention need not choose."""
+    """Wrap DSA's indexer to keep only the latents that it chooses."""
 
     def choose(
         self: Module, x: mx.array, qr: mx.array, mask: mx.array | None, cache: object = None
@@ -103,14 +98,14 @@ def _indexer(call: _Call) -> _Call:
 
 
 def _taken(tokens: mx.array, chosen: mx.array | None) -> mx.array:
-    """Return the tokens, (1, 1, n, dim), at indices `chosen`, (1, 1, 1, k); all tokens if None."""
+    """Return the tokens, (1, 1, n, dim), at indices `chosen`, (1, 1, 1, k); all if None."""
     if chosen is None:
         return tokens
     return mx.take_along_axis(tokens, chosen.swapaxes(-1, -2), axis=2)
 
 
 def _block_mask(call: _Call) -> _Call:
-    """Wrap MiniMax M3's function that chooses blocks, so that the result has one mask per row."""
+    """Wrap MiniMax M3's choice of blocks to return one mask per row."""
 
     def choose(
         self: Module, x: mx.array, mask: mx.array | None, offset: object, cache: object
@@ -145,7 +140,7 @@ PARTS: Final[Mapping[tuple[str, str, str], Callable[[_Call], _Call]]] = {
     ("mlx_lm.models.minimax_m3_vl", "Attention", "_block_mask"): _block_mask,
     ("mlx_lm.models.rope_utils", "DynamicNTKScalingRoPE", "__call__"): _position,
 }
-"""The module, class and function of each part, with its replacement."""
+"""The module, class and function of each part, and its replacement."""
 
 
 HOOKED_NAME = "scaled_dot_product_attention"
@@ -163,7 +158,7 @@ def scaled_dot_product_attention(
     mask: Mask | RopeScores,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """mlx-lm's attention, extended to our batches. See `mx.fast.scaled_dot_product_attention`."""
+    """mlx-lm's attention, extended to our batches."""
     if _watchers.note is not None:
         _watchers.note(cache, mask)
     if isinstance(keys, PagedKeys):
@@ -187,7 +182,7 @@ def scaled_dot_product_attention(
 
 @contextlib.contextmanager
 def watching(note: Callable[[object, object], None]) -> Iterator[None]:
-    """In the `with` block, call `note(cache, mask)` at each call of attention on this thread."""
+    """Call `note(cache, mask)` at each call of attention on this thread in the `with` block."""
     before, _watchers.note = _watchers.note, note
     try:
         yield
@@ -211,7 +206,6 @@ def install(model: Module) -> None:
 def _fast_attention(
     queries: mx.array, keys: mx.array, values: mx.array, **named: object
 ) -> mx.array:
-    """`mx.fast.scaled_dot_product_attention`, extended to our batches."""
     if isinstance(keys, RaggedKeys | PagedKeys):
         return scaled_dot_product_attention(queries, keys, values, None, **named)  # type: ignore[arg-type]
     return _mlx_attention(queries, keys, values, **named)
@@ -237,7 +231,6 @@ def _row_by_row(
     sinks: mx.array | None,
     added: Sequence[mx.array | None] | None,
 ) -> mx.array:
-    """Run one fused attention per sequence; `added`, if given, is added to the scores."""
     masks = keys.masks if added is None else added
     parts = zip(rows_of(queries), keys.rows, values.rows, masks, strict=True)
     rows = [
@@ -256,10 +249,8 @@ def _decode_on_cpu(
 ) -> mx.array:
     """Attend one query per sequence, with all query heads of a KV head in one matrix product.
 
-    MLX's CPU attention reads the keys once per query head; with grouped heads, keys are read only
-    once. Keys are the left operand, which a product with few columns reads in order. If keys were
-    the right operand, MLX would first transpose and pack them. `added` has one mask per row: scores
-    to add or booleans, (1, heads, 1, tokens), or None.
+    MLX's CPU attention reads the keys once per query head. The keys are the left operand: MLX would
+    transpose and pack a right operand.
     """
     n_rows, n_heads, _, head_dim = queries.shape
     kv = list(zip(keys.rows, values.rows, strict=True))
@@ -327,14 +318,13 @@ def _decode_in_slots(
 
 
 def _scores(query: mx.array, k: mx.array, scale: float, more: mx.array | None) -> mx.array:
-    """Return the scores, (rows, kv_heads, group, tokens): `query`, (rows, kv_heads, group, dim),
-    times all keys, plus `more`, (rows, 1 or heads, 1, tokens). Many keys are the left operand, as
-    in `_decode_on_cpu`. MLX packs few keys, which costs less than another operation."""
+    """Return the scores, (rows, kv_heads, group, tokens), of `query`, (rows, kv_heads, group,
+    dim)."""
     rows, kv_heads, group, _ = query.shape
     n_tokens = k.shape[2]
     if more is not None and more.shape[1] > 1:
         more = more.reshape(rows, kv_heads, group, n_tokens)
-    if n_tokens > BLOCK_TOKENS:
+    if n_tokens > BLOCK_TOKENS:  # many keys are the left operand, which MLX does not pack
         columns = mx.contiguous((query * scale).swapaxes(-1, -2))
         scores = (k @ columns).swapaxes(-1, -2)
         return scores if more is None else scores + more
@@ -344,9 +334,7 @@ def _scores(query: mx.array, k: mx.array, scale: float, more: mx.array | None) -
 
 
 def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:
-    """Return a stream for each item of `lengths`, so that two threads get similar work. MLX
-    runs a CPU stream on one thread, and one row's attention is too little work to divide."""
-    here = mx.default_stream(mx.Device(mx.cpu))
+    here = mx.default_stream(mx.Device(mx.cpu))  # one thread, so each row has one of two streams
     if len(lengths) == 1:
         return [here]
     load = [0, 0]
@@ -360,7 +348,7 @@ def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:
 
 
 class _Streams(threading.local):
-    """One extra stream per thread, because MLX lets no other thread use a stream."""
+    """One extra stream per thread: MLX lets no other thread use a stream."""
 
     @functools.cached_property
     def second(self) -> mx.Stream:
@@ -371,8 +359,6 @@ _streams = _Streams()
 
 
 class _Watchers(threading.local):
-    """One callable per thread, which each call of attention calls with the cache and the mask."""
-
     note: Callable[[object, object], None] | None = None
 
 

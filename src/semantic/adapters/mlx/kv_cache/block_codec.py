@@ -1,8 +1,7 @@
-"""Codec between KV caches and stored blocks: the same byte layout for contiguous and paged caches.
+"""Codec between KV caches and stored blocks, with one byte layout for all caches.
 
 A block body holds 256 tokens layer by layer: keys head by head, then values. A checkpoint holds all
-other data: a window's part before its first whole block, and mlx-lm's own states. A `BlockMemory`
-moves the bytes. Knows layers and shapes; knows nothing about stores or decoding.
+other data.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ from semantic.ports.generation import BodyTarget
 CacheT = TypeVar("CacheT")
 
 ReadTokens = Callable[[int, range], tuple[list[memoryview], list[memoryview]]]
-"""Reads a layer's tokens: returns the bytes of keys and of values, each (kv_heads, n, head_dim) in
-order. Raises BackendError if the layer does not hold the tokens."""
+"""Returns the bytes of a layer's keys and of its values, each (kv_heads, n, head_dim). Raises
+BackendError if the layer does not hold the tokens."""
 
 
 class BlockMemory(Protocol[CacheT, MemoryT]):
@@ -54,10 +53,10 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
     def deferred(
         self, caches: Sequence[CacheT], layers: Sequence[int], tokens: range, room: Room | None
     ) -> DeferredBody | None:
-        """Start copying a body of `layers` to memory from `room`; return None if impossible."""
+        """Start copying a block body to memory from `room`; return None if impossible."""
 
     def reader(self, caches: Sequence[CacheT]) -> ReadTokens:
-        """Return a reader for `caches`. The reader may keep data for the next layer."""
+        """Return a function that reads tokens of `caches`."""
 
     def stage(
         self,
@@ -67,7 +66,7 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
         part: Part,
         tokens: range,
     ) -> list[BodyTarget]:
-        """Return targets for the bodies of `tokens` in `layers`: one target per block."""
+        """Return one target for the block body of each block in `tokens`."""
 
     def restore(
         self,
@@ -76,8 +75,7 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
         length: int,
         pieces: Sequence[Piece],
     ) -> list[CacheT]:
-        """Return the caches after `length` tokens, from the staged data and a checkpoint's pieces.
-        If a layer has no piece, its bodies are FULL or the caller restores its state."""
+        """Return the caches after `length` tokens, from staged bodies and a checkpoint's pieces."""
 
 
 class BlockCodec(Generic[CacheT, MemoryT]):
@@ -92,8 +90,8 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         empty: Mapping[int, MlxLmCache],
         memory: BlockMemory[CacheT, MemoryT],
     ) -> None:
-        """`ragged[i]` is True if layer i uses our cache. If a layer is stored as a whole mlx-lm
-        state, `states` has the form of that state and `empty` has a new cache for the layer."""
+        """`ragged[i]` is True if layer i uses our cache; `states` and `empty` are for other
+        layers."""
         self._spec = spec
         self._shapes = shapes
         self._ragged = ragged
@@ -152,7 +150,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
     def loading(
         self, caches: Sequence[CacheT], staging: Staging[MemoryT], part: Part, start: int, stop: int
     ) -> list[BodyTarget]:
-        """See `BatchBackend.loading`. `staging` owns the memory until `loaded` is called."""
+        """See `BatchBackend.loading`. `staging` holds the memory until `loaded`."""
         require_bodies(part, start, stop)
         if part is Part.FULL:
             staging.require_next(start, self.layout)
@@ -200,8 +198,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         return cast(tuple[str, Tree], state)[0]
 
     def _contents(self, length: int) -> list[tuple[int, range | None]]:
-        """Return the layers in a checkpoint after `length` tokens, each with its stored tokens, or
-        with None if its whole state is stored."""
+        """Return a checkpoint's layers, each with its tokens, or None for a whole state."""
         contents: list[tuple[int, range | None]] = [
             (layer, window_edge(length, self._parts.window_tokens or 1))
             for layer in self._parts.window
@@ -224,21 +221,19 @@ class BlockCodec(Generic[CacheT, MemoryT]):
 
 @dataclass(frozen=True, slots=True)
 class PartLayers:
-    """The layers that each part stores token by token. A checkpoint stores other layers whole."""
+    """The layers that each part stores token by token."""
 
     full: tuple[int, ...]
     window: tuple[int, ...]
     window_tokens: int | None
 
     def of(self, part: Part) -> tuple[int, ...]:
-        """Return the layers of one part, in the order of their bytes in a block body."""
+        """Return the layers of one part, in the order of their bytes."""
         return {Part.FULL: self.full, Part.WINDOW: self.window, Part.CHECKPOINT: ()}[part]
 
 
 def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
-    """Assign each layer to a part; `ragged[i]` is True if layer i uses our cache. WINDOW bodies
-    hold only layers of the most common window size. mlx-lm's own window caches are ring buffers,
-    which do not divide into blocks."""
+    """Assign each layer to a part. WINDOW holds only layers of the most common window size."""
     windows = Counter(layer.window for layer, ours in zip(spec.layers, ragged, strict=True) if ours)
     del windows[None]
     size = windows.most_common(1)[0][0] if windows else None
@@ -254,7 +249,7 @@ def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
 def describe(
     parts: PartLayers, shapes: Sequence[LayerShape | None], others: Sequence[tuple[int, str]]
 ) -> BlockLayout:
-    """Return the layout of a model's blocks. `others`: (index, kind) of each layer in no part."""
+    """Return the layout of a model's blocks. `others` are (index, kind) of layers in no part."""
     name = {
         "full": _describe_layers(parts.full, shapes),
         "window": _describe_layers(parts.window, shapes),
@@ -271,12 +266,12 @@ def describe(
 
 
 def window_start(length: int, window: int) -> int:
-    """Return the first position that a layer with this window sees from position `length`."""
+    """Return the first position that a window layer still needs after `length` tokens."""
     return max(0, length - window + 1)
 
 
 def window_edge(length: int, window: int) -> range:
-    """Return the window's positions before its first whole block, which a checkpoint holds."""
+    """Return the window's positions before its first whole block."""
     first = window_start(length, window)
     return range(first, min(whole_blocks(first), length))
 
@@ -286,7 +281,7 @@ def _all_finite(arrays: Sequence[mx.array]) -> bool:
 
 
 def _token_bytes(layers: Sequence[int], shapes: Sequence[LayerShape | None]) -> tuple[int, ...]:
-    """Return the bytes per token of each segment. A segment is the keys or values of one head."""
+    """Return the bytes per token of each segment: the keys or values of one head."""
     segments: list[int] = []
     for shape in (require_shape(shapes, layer) for layer in layers):
         for dim in (shape.k_head_dim, shape.v_head_dim):
@@ -307,7 +302,6 @@ def _describe_layers(
 
 
 def _group(described: Sequence[tuple[str, int]]) -> list[list[object]]:
-    """Group layer numbers by description: 60 layers share only two or three descriptions."""
     groups: dict[str, list[int]] = {}
     for text, layer in described:
         groups.setdefault(text, []).append(layer)

@@ -3,9 +3,6 @@
 8 bytes   length of the table, little-endian
 table     JSON: layout, length, and one tree per layer; an array is {dtype: shape}
 arrays    in the order of the trees, each at a multiple of 64 bytes
-
-A reader checks everything against what it expects before it allocates memory. Knows nothing about
-caches.
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ class ArrayForm:
         return math.prod(self.shape) * self.dtype.size
 
     def fits(self, other: ArrayForm) -> bool:
-        """Return whether an array of the form `other` satisfies this form."""
+        """Return whether an array of the form `other` is acceptable here."""
         if self.dtype != other.dtype or len(self.shape) != len(other.shape):
             return False
         return all(
@@ -60,7 +57,7 @@ class ArrayForm:
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array in a checkpoint: its form and views of its bytes."""
+    """An array in a checkpoint, as its form and views of its bytes."""
 
     form: ArrayForm
     data: Sequence[Bytes]
@@ -77,8 +74,7 @@ class Anything:
 
 Leaf = None | int | float | str | ArrayForm | StoredArray | Anything
 Tree = Leaf | tuple["Tree", ...] | list["Tree"]
-"""A layer's state, or the expected form of a state. In an expected form, an int matches any int; a
-str matches only itself."""
+"""A layer's state, or its expected form, in which an int matches any int."""
 
 
 def write_checkpoint(layout: str, length: int, trees: Sequence[Tree]) -> bytes:
@@ -95,8 +91,8 @@ def write_checkpoint(layout: str, length: int, trees: Sequence[Tree]) -> bytes:
 
 
 def read_checkpoint(body: bytes, layout: str, length: int, expected: Sequence[Tree]) -> list[Tree]:
-    """Decode a checkpoint's trees, which must match `expected`, without loading arrays. Raises
-    CacheReconstructionError if `write_checkpoint` could not have written `body`."""
+    """Decode a checkpoint's trees without loading arrays. Raises CacheReconstructionError for
+    malformed bytes, or trees that do not match `expected`."""
     table, end = _table_of(body)
     for name, value in (("layout", layout), ("length", length)):
         if type(table.get(name)) is not type(value) or table[name] != value:
@@ -153,14 +149,11 @@ def _to_json(tree: Tree, arrays: list[StoredArray]) -> object:
 
 
 class _Reader:
-    """Reads a checkpoint's arrays in order."""
-
     def __init__(self, body: memoryview, at: int) -> None:
         self._body = body
         self._at = at
 
     def match(self, found: object, expected: Tree) -> Tree:
-        """Return `found`, a tree from the table of contents, as a tree that matches `expected`."""
         if isinstance(expected, Anything):
             return self._any(found)
         if isinstance(expected, ArrayForm):
@@ -189,7 +182,6 @@ class _Reader:
         raise CacheReconstructionError(f"checkpoint: cannot hold a {type(found).__name__}")
 
     def finish(self) -> None:
-        """Raise CacheReconstructionError if there are bytes left."""
         if self._at != len(self._body):
             left = len(self._body) - self._at
             raise CacheReconstructionError(f"checkpoint: {left} bytes follow the last array")

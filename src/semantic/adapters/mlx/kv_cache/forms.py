@@ -1,9 +1,7 @@
 """The two forms of KV caches behind one interface, and the choice of a model's form.
 
-A form creates the caches of sequences, turns them into blocks, and converts caches and blocks to
-bytes. Each form works only with its own caches, which are opaque to the other form. A model gets
-pages if all layers have kernels that pass their self-test and the logits over pages are right.
-Knows devices and kernels.
+A model gets pages if this device's kernels pass their self-test and the logits over pages are
+right.
 """
 
 from __future__ import annotations
@@ -54,10 +52,10 @@ from semantic.domain.value_objects import LayerKind, ModelCacheSpec
 from semantic.ports.generation import Slices
 
 OFF_VARIABLE = "SEMANTIC_PAGES"
-"""Environment variable that disables pages when it is "off"."""
+"""Environment variable that disables pages if it is "off"."""
 
 _PREPARED_PAGES = 8
-"""The pages of host memory to allocate at the start: as many as one load reads at a time."""
+"""The pages of host memory to allocate at the start."""
 
 LayerCache = ContiguousCache | PagedCache
 """The cache of one layer of one sequence."""
@@ -66,11 +64,11 @@ Memory = KVBuffer | HostPages
 """Memory that receives block bodies while a sequence loads."""
 
 AttentionFor = Callable[[PageKind], PagedAttention | None]
-"""Returns the attention over pages of a kind; None if the device has no attention for it."""
+"""Returns the attention over pages of a kind; None if the device has none."""
 
 
 class CacheLayers(Protocol):
-    """Creates a model's caches; see `ContiguousLayers` and `PagedLayers`."""
+    """Creates a model's caches."""
 
     @property
     def ragged(self) -> tuple[bool, ...]: ...
@@ -90,12 +88,12 @@ class CacheLayers(Protocol):
 
 
 _TRACED = 16
-"""After this many tokens, states have their final shapes: an n-gram state holds a few tokens."""
+"""The number of tokens after which all states have their final shapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheForm:
-    """A model, the caches with which it computes, and the codec that converts them to bytes."""
+    """A model, its caches, and the codec that converts them to bytes."""
 
     model: Module
     spec: ModelCacheSpec
@@ -131,8 +129,7 @@ def paged_form(
     costs: RowCosts,
     beside: Beside,
 ) -> CacheForm:
-    """Return the form that keeps tokens in pages of `kinds`, over which `attention` computes.
-    Layers without pages keep mlx-lm's states; see `PagedLayers`."""
+    """Return the form that keeps tokens in pages of `kinds`."""
     by_layer = {number: kind.shape for kind in kinds for number in kind.layers}
     shapes = [by_layer.get(number) for number in range(spec.n_layers)]
     make = states_of(probe.model, spec)
@@ -161,7 +158,6 @@ def _form(
     empty: Mapping[int, MlxLmCache],
     memory: BlockMemory[CacheT, MemoryT],
 ) -> CacheForm:
-    """Return a form whose codec uses `memory`. `empty` has new caches for layers with states."""
     # This reads only the shapes, and discards the arrays without computing them.
     traced = cast(list[MlxLmCache], trace(model, _TRACED)) if empty else []
     states = {i: expected_state(traced[i]) for i in empty}
@@ -173,7 +169,7 @@ def _form(
 
 
 def find_kernels(kind: PageKind) -> PagedAttention | None:
-    """Return this device's kernels for layers of this kind; None if there are no kernels."""
+    """Return this device's kernels for layers of this kind; None if there are none."""
     dialect = dialect_here()
     if os.environ.get(OFF_VARIABLE) == "off" or dialect is None or not computable(kind, dialect):
         return None
@@ -181,14 +177,14 @@ def find_kernels(kind: PageKind) -> PagedAttention | None:
 
 
 CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
-"""Layers that can use our caches, by fingerprint. Kept because testing takes most of a reload."""
+"""Layers that can use our caches, by fingerprint. Testing them takes most of a reload."""
 
 
 def choosing_contiguous(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None], name: str | None
 ) -> Slices[CacheForm]:
-    """Choose the contiguous form, yielding after each forward pass. Stores, under the model's
-    fingerprint `name`, which layers can use our caches. If `name` is None, stores nothing."""
+    """Choose the contiguous form, yielding after each forward pass. Stores the chosen layers under
+    `name`, if given."""
     if name is not None and name in CHOSEN_LAYERS:
         ragged = CHOSEN_LAYERS[name]
     else:
@@ -207,9 +203,7 @@ def choosing_pages(
     shapes: Sequence[LayerShape | None],
     attention: AttentionFor,
 ) -> Slices[CacheForm | None]:
-    """Choose the paged form; return None if a layer cannot use pages or a test fails. Tries the
-    model with which `probe` decodes, then mlx-lm's original model. Yields after each forward pass
-    and after the tests of the kernels."""
+    """Choose the paged form, yielding after each forward pass. Returns None if it is unusable."""
     form = yield from _testing_pages(probe, spec, shapes, attention)
     if form is None and probe.decoding is not probe.model:
         plain = LogitsProbe(probe.model, agree=probe.agree)
@@ -262,8 +256,6 @@ def _comparing_pages(
     found: Sequence[PagedAttention],
     beside: Beside,
 ) -> Slices[bool]:
-    """Return whether the logits over pages are right, within and beyond the model's windows."""
-
     def layers_of(
         spec: ModelCacheSpec, kinds: Sequence[PageKind], attention: Sequence[PagedAttention]
     ) -> PagedLayers:
@@ -287,12 +279,11 @@ def _comparing_pages(
 
 
 def _ways(model: Module, spec: ModelCacheSpec) -> tuple[Beside, ...]:
-    """Return how prompts may share a pass, best first: only "alone" if states cannot be rows."""
     make = states_of(model, spec)
     slots = make is not None and all(isinstance(one, ArraysCache) for one in make().values())
     return ("padded", "even", "alone") if slots else ("alone",)
 
 
 def transfers_for(attention: Sequence[PagedAttention]) -> Transfers | None:
-    """Return the device's copies outside MLX; None if `attention` may move pages."""
+    """Return the copies by the device's copy engine; None if `attention` may move pages."""
     return transfers_here() if all(isinstance(one, PagedKernels) for one in attention) else None

@@ -1,9 +1,6 @@
-"""Merges several sequences' caches of one layer into one layer of a batch, for each kind of cache.
+"""Merges several sequences' caches of one layer into one layer of a batch.
 
-The states of a recurrent layer are one array per part, in which row i belongs to sequence i. A
-state has no length, so the rows need no alignment. A step replaces the arrays as a whole. Joining
-and leaving only change a list of indices: the next step gathers staying rows, joining rows and
-padding at once. Knows our kinds of caches and mlx-lm's; knows nothing about models or requests.
+A recurrent layer's states are one array per part, in which row i belongs to sequence i.
 """
 
 from __future__ import annotations
@@ -22,21 +19,20 @@ from semantic.adapters.mlx.kv_cache.contiguous.slots import SlottedBatch
 
 @dataclass(frozen=True, slots=True)
 class _Lent:
-    """A placeholder for an array in a sequence's cache, while a batch holds the array as a row."""
+    """Replaces an array in a sequence's cache while a batch holds it."""
 
     nbytes: int
 
 
 class _Row(Protocol):
-    """A sequence's ArraysCache."""
-
     cache: list[mx.array | _Lent | None]
 
 
 class StateBatch(ArraysCache):
-    """The states of the sequences in a batch, which models use like mlx-lm's ArraysCache. While a
-    sequence is in the batch, its own cache has only the size of its state. Either all sequences
-    have a state or none has a state, because some models do not treat a missing state as zeros."""
+    """The states of the sequences in a batch, which models use like mlx-lm's ArraysCache.
+
+    Either all sequences have a state or none has one.
+    """
 
     cache: list[mx.array | None]  # type: ignore[assignment]  # entries may be None
 
@@ -52,18 +48,17 @@ class StateBatch(ArraysCache):
 
     @property
     def n_rows(self) -> int:
-        """The least number of rows in a step: one row for each sequence."""
+        """Number of rows without padding."""
         return len(self._rows)
 
     def pad_to(self, n_rows: int) -> None:
-        """Append padding rows after the sequences, so that a step has `n_rows` rows."""
+        """Append padding rows, so that a step has `n_rows` rows."""
         padding = n_rows - len(self._rows)
         self._settled &= padding == self._padding
         self._padding = padding
 
     def take(self, counts: Sequence[int]) -> None:
-        """Set the number of tokens of each row in the batch's next pass; a row's other tokens are
-        padding."""
+        """Set each row's number of tokens in the next pass. The remaining tokens are padding."""
         self.lengths = mx.array([*counts, *[0] * self._padding], mx.int32)  # type: ignore[assignment]
 
     def filter(self, batch_indices: Sequence[int]) -> None:
@@ -73,7 +68,7 @@ class StateBatch(ArraysCache):
         self._settled = False
 
     def extend(self, other: StateBatch) -> None:
-        """Add the rows of `other`; `other` is unusable afterwards."""
+        """Append the rows of `other`, which is unusable afterwards."""
         other._settle(padding=0)
         self._join(other._rows, [other.cache])
 
@@ -92,8 +87,7 @@ class StateBatch(ArraysCache):
 
     @property
     def example(self) -> list[mx.array | None]:
-        """The states of some rows. Except for the number of rows, the states of all rows have the
-        same shapes."""
+        """The states of some rows."""
         return self._joining[-1] if self._joining else self.cache
 
     # Called by models
@@ -115,7 +109,6 @@ class StateBatch(ArraysCache):
     # Inside
 
     def _join(self, rows: Sequence[_Row], arrays: Sequence[list[mx.array | None]]) -> None:
-        """Add rows, in order, with their states. An array in `arrays` may contain several rows."""
         self._joining += arrays
         for row in rows:
             row.cache = [None if one is None else _Lent(one.nbytes) for one in row.cache]
@@ -138,7 +131,7 @@ class StateBatch(ArraysCache):
 def _gathered(
     part: mx.array | None, kept: Sequence[int], joining: Sequence[mx.array | None], padding: int
 ) -> mx.array | None:
-    """Return rows `kept` of `part`, then `joining`, then zeros; None if no row has a state."""
+    """Return rows `kept` of `part`, then `joining`, then zeros."""
     pieces: list[mx.array | None] = []
     if kept:
         pieces += [part] if part is None else [part[i:j] for i, j in _ranges(kept)]
@@ -164,7 +157,7 @@ def _ranges(indices: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class BatchLayer(Protocol):
-    """One layer of a batch. See `RaggedBatch`, `PagedBatch` and `StateBatch`."""
+    """One layer of a batch."""
 
     @property
     def n_rows(self) -> int: ...
@@ -201,13 +194,13 @@ def merge_theirs(caches: Sequence[object]) -> BatchLayer:
 
 
 def pad(layer: BatchLayer, n_rows: int) -> None:
-    """Append padding rows to a layer of states, so that all layers of a step have `n_rows` rows."""
+    """Append padding rows to a layer with states, so that it has `n_rows` rows."""
     if isinstance(layer, StateBatch):
         layer.pad_to(n_rows)
 
 
 def states(layers: Sequence[BatchLayer]) -> list[mx.array]:
-    """Return the arrays of all states. The logits of a step do not depend on that step's states."""
+    """Return the arrays of all states. A step's logits do not depend on its own states."""
     found: list[mx.array] = []
     for layer in layers:
         if isinstance(layer, StateBatch):
@@ -219,9 +212,8 @@ StateShapes = tuple[tuple[int, ...] | None, ...]
 
 
 def state_shapes(caches: Sequence[object]) -> StateShapes:
-    """Return the shapes of the states of a sequence or a batch, leaving out the axis of rows. A
-    state not computed yet is None, as some models do not treat a missing state as zeros. Sequences
-    with different shapes cannot share a step."""
+    """Return the shapes of the states without the axis of rows. Sequences with different shapes
+    cannot share a step."""
     found: list[tuple[int, ...] | None] = []
     for cache in caches:
         if isinstance(cache, ArraysCache):

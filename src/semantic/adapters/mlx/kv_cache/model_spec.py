@@ -1,10 +1,6 @@
-"""A model's cache spec: the findings of `spec_reader`, plus the model's masks and positions.
+"""A model's cache spec, with the masks and positions that its layers use.
 
-A layer that keeps every token but masks old tokens counts as a sliding window. In some models keys
-depend on how a prompt is divided into chunks, so only the first tokens are reusable. The masks come
-from a traced forward pass with narrowed windows, which MLX does not evaluate: a few tokens behave
-beyond a window of 8 as thousands would beyond 4,096. A layer with several caches, mlx-lm's
-`CacheList`, counts as several layers, each of its own kind. Knows the names in mlx-lm's models.
+The masks come from a forward pass that MLX never evaluates.
 """
 
 from __future__ import annotations
@@ -33,15 +29,14 @@ _NUMBERS = (
     (re.compile(r"(window|window_size|attention_chunk_size|index_topk|floor_scale)$"), NARROW),
     (re.compile(r"max_position_embeddings$"), NARROW),
 )
-"""Patterns for the names of a configuration's numbers, and the largest value of each while
-narrowed."""
+"""Patterns for names of a configuration's numbers, each with its largest value while narrowed."""
 
 _Values = MutableMapping[str, object]
 
 
 @contextmanager
 def narrowed(*models: Module) -> Iterator[bool]:
-    """In the `with` block, shrink the limits of idle models; yield whether any limit changed."""
+    """In the `with` block, shrink the windows of idle models. Yields whether any changed."""
     changed: list[tuple[_Values, str, object]] = []
     try:
         for values in _configurations(models):
@@ -57,7 +52,6 @@ def narrowed(*models: Module) -> Iterator[bool]:
 
 
 def _smaller(name: str, value: object) -> object:
-    """Return the narrowed value for this name; `value` itself if there is no narrowed value."""
     most = next((most for pattern, most in _NUMBERS if pattern.search(name)), None)
     numbers = list(value) if isinstance(value, list | tuple) else [value]
     if most is None or not any(type(one) is int and one > most for one in numbers):
@@ -67,7 +61,6 @@ def _smaller(name: str, value: object) -> object:
 
 
 def _configurations(models: tuple[Module, ...]) -> Iterator[_Values]:
-    """Yield the attributes of each module and of each configuration object once."""
     seen: set[int] = set()
     for model in models:
         for module in cast(Callable[[], list[Module]], model.modules)():
@@ -76,7 +69,6 @@ def _configurations(models: tuple[Module, ...]) -> Iterator[_Values]:
 
 
 def _with_inner(values: _Values, seen: set[int]) -> Iterator[_Values]:
-    """Yield `values`, then the values of all configurations inside them."""
     if id(values) in seen:
         return
     seen.add(id(values))
@@ -91,7 +83,7 @@ def _with_inner(values: _Values, seen: set[int]) -> Iterator[_Values]:
 
 
 _Nesting = tuple["_Nesting", ...] | None
-"""The structure of a layer's cache: its parts, or None for a cache that is not a list."""
+"""The structure of a layer's cache: the caches in it, or None if it is not a list."""
 
 
 def flat(caches: Sequence[object]) -> list[object]:
@@ -104,7 +96,7 @@ def flat(caches: Sequence[object]) -> list[object]:
 
 
 def flatten(model: Module) -> None:
-    """Make `model` accept and create flat caches if its layers use lists of caches. Idempotent."""
+    """Make `model` accept and create caches without lists. Idempotent."""
     nesting = tuple(map(_nesting, cast(list[object], make_prompt_cache(model))))
     if any(one is not None for one in nesting):
         # Only calls with caches change. The model keeps its weights, modules and names.
@@ -142,15 +134,14 @@ def _nested(nesting: _Nesting, leaves: Iterator[object]) -> object:
 
 
 PROMPT_CHUNK = 2048
-"""The tokens of a prompt that mlx-lm computes at once. Prompts are divided at its multiples."""
+"""The tokens of a prompt that mlx-lm computes at once."""
 
 # Errors that a model raises if it needs more from its caches than one traced token provides.
 _UNTRACEABLE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
 def read_spec(model: object) -> ModelCacheSpec | None:
-    """Return the spec of an mlx-lm model; None for any other object. See `spec_reader.read_spec`.
-    From then on, the model accepts and creates flat caches; see `flatten`."""
+    """Return the spec of an mlx-lm model; None for any other object. Also calls `flatten`."""
     if not isinstance(model, Module):
         return None
     flatten(model)
@@ -166,8 +157,7 @@ def read_spec(model: object) -> ModelCacheSpec | None:
 
 
 def read_shapes(model: Module) -> list[LayerShape | None]:
-    """See `spec_reader.read_shapes`. The shape is also None for a layer whose mask is wider than
-    its cache, because only mlx-lm's own caches can compute such a layer."""
+    """See `spec_reader.read_shapes`. Also None for a layer whose mask is wider than its cache."""
     shapes = spec_reader.read_shapes(model)
     masks = _read_masks(model)
     return [None if mask.overhangs else shape for shape, mask in zip(shapes, masks, strict=True)]
@@ -175,9 +165,7 @@ def read_shapes(model: Module) -> list[LayerShape | None]:
 
 @dataclasses.dataclass(slots=True)
 class _Mask:
-    """The mask of a layer's attention. `window` is set if the cache itself has no window. A mask
-    `overhangs` if it is wider than the cache's window, `size`: then a prompt's token sees one token
-    more than a decoded token does."""
+    """The mask of a layer's attention. It `overhangs` if it is wider than the cache's window."""
 
     window: int | None = None
     size: int | None = None
@@ -185,7 +173,6 @@ class _Mask:
 
 
 def _read_masks(model: Module) -> list[_Mask]:
-    """Return the masks of all layers without computing anything."""
     caches = cast(list[object], make_prompt_cache(model))
     asked: dict[int, tuple[mx.array, int]] = {}
     traced = [_traced(cache, asked) for cache in caches]
@@ -216,10 +203,8 @@ def _traced(cache: object, asked: dict[int, tuple[mx.array, int]]) -> object:
 
 
 class _FullCache(KVCache):
-    """A cache that notes the window of its layer's attention mask."""
-
     def __init__(self, asked: dict[int, tuple[mx.array, int]]) -> None:
-        """`asked` maps the id of each mask created for any layer to the mask and its window."""
+        """`asked` maps the id of each mask to the mask and its window."""
         cast(Callable[[], None], super().__init__)()
         self.mask = _Mask()
         self.asked = asked
@@ -235,8 +220,6 @@ class _FullCache(KVCache):
 
 
 class _WindowCache(RotatingKVCache):
-    """A cache that notes whether its mask is wider than the cache."""
-
     def __init__(self, size: int) -> None:
         cast(Callable[[int], None], super().__init__)(size)
         self.mask = _Mask(size=size)
@@ -261,8 +244,7 @@ def _with_window(layer: LayerSpec, window: int | None) -> LayerSpec:
 
 
 def _limits_of_positions(model: Module) -> Iterator[int]:
-    """Yield, for some rotary embeddings, the number of tokens up to which positions do not depend
-    on a chunk's length. Beyond the model's original context, positions depend on that length."""
+    """Yield how many tokens some rotary embeddings position independently of a chunk's length."""
     known: dict[tuple[object, ...], bool] = {}
     for rope in cast(Callable[[], list[Module]], model.modules)():
         limit = getattr(rope, "max_position_embeddings", None)

@@ -1,9 +1,4 @@
-"""Probe at load: finds the layers that can use our caches. Runs a few tokens both in our caches and
-in mlx-lm's.
-
-Most of mlx-lm's models can use our caches. Layers that compute with a cache's results or call
-another attention keep mlx-lm's own caches. Contains no list of models.
-"""
+"""Finds the layers that can use our caches, by running a few tokens when a model loads."""
 
 from __future__ import annotations
 
@@ -35,36 +30,32 @@ from semantic.ports.generation import Slices, at_once
 
 _Prompts = tuple[tuple[int, ...], ...]
 
+# The first is short, so that wrong padding shows. The others exceed every narrowed limit, and their
+# lengths are not multiples of a block.
 _PROMPTS: _Prompts = (
     (3, 1, 4),
     (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6),
     (2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0, 4, 5, 2, 3, 5, 3, 6, 0, 2, 8, 7, 4, 7, 1, 3),
 )
 _STEPS = ((2, 7, 1), (1, 8, 2), (2, 8, 1))
-"""Tokens that follow the sequences above, which differ in length; all are valid in any vocabulary.
-The first sequence is short, so that wrong padding shows. The others exceed every narrowed limit,
-and their lengths are not multiples of a block."""
+"""Tokens that follow the test's sequences; all are valid in any vocabulary."""
 
 _EXACT = 1e-3
 """The largest difference of logits on a CPU in fp32, relative to their norm."""
 
 _ROUNDED = {mx.bfloat16: 5e-2}
 _ROUNDED_LESS = 2e-2
-"""The differences that count as rounding in any model: for bf16, and for all other types. fp16, and
-fp32 multiplied as TF32 on a GPU, have three more bits than bf16."""
+"""Differences that count as rounding, for bf16 and for all other types."""
 
 _TIMES_MLX_LM = 2.0
 _MOST_ROUNDED = 0.4
-"""The maximum of the rounding bound, which is a multiple of the difference in mlx-lm's own batch.
-In a deep mixture of experts, rounding can route tokens to other experts. Wrong attention in one
-kind of layers makes a difference of at least 0.8."""
+"""The maximum of the rounding bound. Wrong attention makes a difference of at least 0.8."""
 
 _COPIES = 4
-"""Copies of a sequence in a batch that shows how much prefill in a batch rounds."""
+"""Copies of a sequence in a batch that shows how much prefill rounds."""
 
 _STRAYS = 3
-"""The share of logit vectors to ignore when judging rounding, 1 in this many: those that differ
-most. Rounding can route a token to another expert; a wrong layer affects all vectors."""
+"""1 in this many logit vectors is ignored: rounding can change a token's expert."""
 
 # Errors that a model raises if it uses a handle as an array.
 _NOT_AN_ARRAY = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
@@ -83,19 +74,18 @@ class _Layers(Protocol):
 
 
 Agree = Callable[[bool], bool]
-"""Takes what this rank found; returns whether all ranks of the model found True."""
+"""Takes this rank's finding; returns whether all ranks found True."""
 
 
 class LogitsProbe:
-    """Compares the logits of batches in given caches with the logits of the same sequences alone.
+    """Compares the logits of batches in given caches with those of the same sequences alone.
 
-    A batch adds in a different order than a single sequence, so on a GPU the logits differ.
-    mlx-lm's own batch of the same sequences shows how much of the difference is rounding.
+    On a GPU they differ by rounding. mlx-lm's own batch shows by how much.
     """
 
     def __init__(self, model: Module, decoding: Module | None = None, agree: Agree = bool) -> None:
         """`model` computes single sequences; `decoding`, if given, computes batches. `agree` makes
-        all ranks of a sharded model continue in the same way after each comparison."""
+        all ranks of a sharded model find the same."""
         attention_hook.install(model)
         self.model = model
         self.agree = agree
@@ -130,8 +120,8 @@ class LogitsProbe:
 
     @contextlib.contextmanager
     def narrowed(self) -> Iterator[LogitsProbe | None]:
-        """Yield a probe of the model with small windows, chunks and budgets until the `with` block
-        ends; None if the model has no such numbers. The narrowed model may not work."""
+        """Yield a probe of the model with small windows, chunks and budgets, valid in the `with`
+        block. Yields None if the model has none of them."""
         with narrowed(self.model, self.decoding) as changed:
             yield LogitsProbe(self.model, self.decoding, self.agree) if changed else None
 
@@ -144,7 +134,6 @@ class LogitsProbe:
         return True
 
     def _yardstick_for(self, layers: _Layers) -> float:
-        """Return the largest error that rounding explains; 0 if mlx-lm's own batch is wrong."""
         if isinstance(layers, PagedLayers) and layers.beside != "alone":
             return self._yardstick_of("copies")
         # mlx-lm's padded batch cannot be its own yardstick, because padding may be the error.
@@ -152,8 +141,7 @@ class LogitsProbe:
         return self._yardstick_of("unpadded" if padded else "padded")
 
     def _yardstick_of(self, batch: _Batch) -> float:
-        """Return the largest error that rounding explains, measured once in mlx-lm's own batch:
-        `padded`, `unpadded` (of equal lengths), or `copies` of one sequence."""
+        """Return the largest error that rounding explains, measured in mlx-lm's own batch."""
         if batch not in self._yardsticks:
             try:
                 self._yardsticks[batch] = _most_rounded(self._differences_of(batch))
@@ -193,9 +181,8 @@ class LogitsProbe:
 def choosing_layers(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
 ) -> Slices[tuple[bool, ...] | None]:
-    """Choose for each layer whether it can use our cache, yielding after each forward pass. Chooses
-    all layers if they work together, else each layer that works alone. Returns None if a batch is
-    wrong even with mlx-lm's own caches: sequences must then run one after the other."""
+    """Choose for each layer whether it can use our cache, yielding after each forward pass. Returns
+    None if sequences cannot be batched."""
     with probe.narrowed() as narrow:
         small = None if narrow is None else read_spec(probe.model)
         if narrow is not None and small is not None and (yield from narrow.computing()):
@@ -227,8 +214,6 @@ def _choosing(
 
 
 class _Padded:
-    """Creates mlx-lm's own caches, which mlx-lm merges into a padded batch."""
-
     def __init__(self, model: Module) -> None:
         self._model = model
 
@@ -237,19 +222,17 @@ class _Padded:
 
 
 class AttentionUse(NamedTuple):
-    """How a kind's layers call attention. `n_heads` is the number of query heads (0 without calls).
-    `sinks` contains True if calls have sinks, and False if calls have none. `latent` is True if
-    keys are latents; see `DecodeStep.rope`."""
+    """How a kind's layers call attention. `latent` is True if keys are latents."""
 
     n_heads: int
-    sinks: frozenset[bool]
+    sinks: frozenset[bool]  # True for calls with sinks, False for calls without
     latent: bool
 
 
 def attention_use(
     model: Module, spec: ModelCacheSpec, kinds: Sequence[PageKind]
 ) -> list[AttentionUse]:
-    """Return how the layers of each kind call attention in a batch, without computing anything."""
+    """Return how the layers of each kind call attention, without computing anything."""
     attention_hook.install(model)
     recorders = [_Recorder() for _ in kinds]
     layers = PagedLayers(spec, kinds, recorders, states=states_of(model, spec))
@@ -260,8 +243,6 @@ def attention_use(
 
 
 class _Recorder(PortableAttention):
-    """Records calls of attention."""
-
     def __init__(self) -> None:
         self.n_heads = 0
         self.sinks: set[bool] = set()
@@ -294,7 +275,6 @@ def _solo(
 def _batched(
     model: Module, layers: _Layers, prompts: _Prompts = _PROMPTS
 ) -> Slices[list[mx.array]]:
-    """Like `_solo`, but compute all sequences in one batch."""
     sequences = [layers.empty(BLOCK_TOKENS) for _ in prompts]
     if isinstance(layers, PagedLayers) and layers.beside != "alone":
         paged = cast("list[list[PagedCache]]", sequences)
@@ -326,7 +306,6 @@ def _batched(
 def _prefilled_side_by_side(
     model: Module, layers: PagedLayers, sequences: Sequence[Sequence[PagedCache]], prompts: _Prompts
 ) -> Slices[None]:
-    """Prefill equally many tokens of all prompts together, then each prompt's remaining tokens."""
     lengths = sorted({len(prompt) for prompt in prompts})
     stops = lengths if layers.beside == "even" else [lengths[0] // 2, lengths[-1]]
     for at, stop in itertools.pairwise([0, *stops]):
@@ -348,13 +327,12 @@ def _differences(found: Sequence[mx.array], alone: Sequence[mx.array]) -> list[f
 
 
 def _most_rounded(differences: Sequence[float]) -> float:
-    """Return the largest error that rounding explains; 0 if mlx-lm's batch is wrong."""
     theirs = _without_strays(differences)
     return min(_TIMES_MLX_LM * theirs, _MOST_ROUNDED) if theirs <= _MOST_ROUNDED else 0.0
 
 
 def _without_strays(differences: Sequence[float]) -> float:
-    """Return the mean of the smallest two thirds of `differences`; NaN if any difference is NaN."""
+    """Return the mean of the smallest two thirds of `differences`."""
     if any(math.isnan(one) for one in differences):
         return math.nan
     return statistics.mean(sorted(differences)[: -(len(differences) // _STRAYS)])

@@ -1,7 +1,6 @@
-"""Reads a model's cached layers: their kinds, windows and shapes.
+"""Reads the kinds, windows and shapes of a model's cached layers.
 
-Kinds come from `make_cache()`, shapes from a forward pass that MLX, being lazy, never evaluates.
-Needs no weights, and is right even where configuration files are wrong. Reads no files.
+The shapes come from a forward pass that MLX never evaluates, so no weights are needed.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ class KeyValueCache(Protocol):
 
 
 def read_spec(model: Module) -> ModelCacheSpec:
-    """Return the spec of an mlx-lm model. Raises an UnsupportedModelError that names the first
-    layer whose cache the engine cannot keep."""
+    """Return the spec of an mlx-lm model. Raises UnsupportedModelError for an unknown cache."""
     short, long = trace(model, 1), trace(model, BLOCK_TOKENS + 1)
     return ModelCacheSpec(
         tuple(_read_layer(i, *pair) for i, pair in enumerate(zip(short, long, strict=True)))

@@ -1,7 +1,4 @@
-"""Staging memory of a loading sequence, and the order in which loads are valid.
-
-The rules are those of `BatchBackend`, for every form of caches. Does not access the memory.
-"""
+"""Staging memory of a loading sequence, and the order in which loads are valid."""
 
 from __future__ import annotations
 
@@ -21,9 +18,10 @@ MemoryT = TypeVar("MemoryT")
 
 @dataclass(slots=True)
 class Staging(Generic[MemoryT]):
-    """Memory that receives block bodies, by layer or by kind of layers. `length` is the sequence's
-    number of tokens so far. `window_tokens` are the positions of the WINDOW bodies; the checkpoint
-    contains the window's earlier tokens."""
+    """Memory that receives block bodies of a sequence of `length` tokens so far.
+
+    `window_tokens` are the positions of the WINDOW bodies.
+    """
 
     length: int
     full_stop: int = 0
@@ -65,7 +63,7 @@ class Staging(Generic[MemoryT]):
 
 
 class InPlace:
-    """A `BodyTarget` in host memory, which the codec reads after the sequence has loaded."""
+    """A `BodyTarget` in host memory."""
 
     def __init__(self, segments: Sequence[memoryview]) -> None:
         """`segments` hold 256 tokens each. `close` releases these segments."""
@@ -89,7 +87,7 @@ class InPlace:
 
 
 class Piece(NamedTuple):
-    """A checkpoint's content for one layer with a window: keys and values at positions `tokens`."""
+    """A checkpoint's keys and values of one window layer, at positions `tokens`."""
 
     layer: int
     tokens: range
@@ -97,7 +95,7 @@ class Piece(NamedTuple):
 
 
 def blocks_in(tokens: range) -> int:
-    """Return how many blocks `tokens` span. `tokens` must begin at a block's edge."""
+    """Return how many blocks `tokens` covers. `tokens` must begin at a block's edge."""
     return -(-len(tokens) // BLOCK_TOKENS)
 
 
@@ -112,7 +110,7 @@ def require_block(length: int, part: Part, start: int, stop: int) -> None:
 
 
 def require_held(layer: int, held: range, tokens: range) -> None:
-    """Raise BackendError unless `held`, the positions that the layer holds, contains `tokens`."""
+    """Raise BackendError unless the positions `held` contain `tokens`."""
     if not held.start <= tokens.start <= tokens.stop <= held.stop:
         raise BackendError(
             f"layer {layer} holds tokens {held.start} to {held.stop}, "
@@ -129,7 +127,7 @@ def require_shape(shapes: Sequence[LayerShape | None], layer: int) -> LayerShape
 
 
 def require_bodies(part: Part, start: int, stop: int) -> None:
-    """Raise BackendError unless `start` to `stop` are tokens of whole block bodies."""
+    """Raise BackendError unless `start` to `stop` are the tokens of whole block bodies."""
     if start % BLOCK_TOKENS or not 0 <= start < stop:
         raise BackendError(f"tokens {start} to {stop} do not begin at a block's edge")
     if part is Part.CHECKPOINT:

@@ -1,7 +1,6 @@
 """Adapters that mlx-lm trained for a model: low-rank layers (LoRA, DoRA), or replaced weights.
 
-Only this module knows how mlx-lm stores and applies adapters; `tests/integration/test_adapters.py`
-fails if mlx-lm changes this. Knows folders and modules; does not know a model's source.
+`tests/integration/test_adapters.py` fails if mlx-lm changes how it stores or applies them.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ Kind = Literal["lora", "dora", "full"]
 
 _MAX_CONFIG_BYTES = 1 << 20
 _LARGEST_NUMBER = 1e30
-"""The largest number accepted in a configuration. Products may still overflow; the engine
-notices."""
+"""The largest number accepted in a configuration."""
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _HALF = (mx.float16, mx.bfloat16)
 _ELSEWHERE = {
@@ -42,9 +40,8 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter with valid files. `parameters` configure low-rank layers in the model's
-    last `layers` layers, or in all layers if `layers` is negative. `shapes` has each array's shape
-    by name; `n_bytes` is the arrays' bytes in memory."""
+    """An adapter with valid files. Its low-rank layers are the model's last `layers`, or all if
+    negative. `n_bytes` is its size in memory."""
 
     folder: Path
     kind: Kind
@@ -67,8 +64,8 @@ def adapter_files(folder: Path) -> tuple[Path, Path]:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Return the adapter in `folder`, reading only the headers of its arrays. Raises
-    ModelNotFoundError if the folder does not contain an adapter of mlx-lm."""
+    """Return the adapter in `folder`, reading only headers. Raises ModelNotFoundError if there is
+    no adapter."""
     _require_files(folder)
     config = _Config(folder / CONFIG)
     kind = config.kind()
@@ -79,9 +76,8 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def apply_adapter(model: Module, adapter: Adapter) -> Module:
-    """Return `model` with the adapter applied, without computing anything. The result shares all
-    arrays that the adapter does not replace; `model` does not change. Raises ModelNotFoundError for
-    another model's adapter."""
+    """Return a copy of `model` with the adapter applied, sharing unchanged arrays. Raises
+    ModelNotFoundError for another model's adapter."""
     replaced = {name.rpartition(".")[0] for name in adapter.shapes}
     adapted = share(model, replaced if adapter.kind == "full" else ())
     base = arrays_of(adapted)
@@ -106,16 +102,15 @@ def apply_adapter(model: Module, adapter: Adapter) -> Module:
 
 
 def arrays_of(model: Module) -> dict[str, mx.array]:
-    """Return all arrays of a model, by their paths in the model."""
+    """Return all arrays of a model, by their paths."""
     parameters = cast("Callable[[], object]", model.parameters)()
     return dict(cast("list[tuple[str, mx.array]]", tree_flatten(parameters)))
 
 
 class _Config:
-    """An adapter's configuration. Checks every value before mlx-lm gets the value."""
+    """Checks an adapter's configuration before mlx-lm gets it."""
 
     def __init__(self, path: Path) -> None:
-        """Raise ModelNotFoundError unless the file is a JSON object."""
         self._path = path
         try:
             if path.stat().st_size > _MAX_CONFIG_BYTES:
@@ -128,7 +123,6 @@ class _Config:
         self._fields: dict[str, object] = fields
 
     def kind(self) -> Kind:
-        """Return the way in which mlx-lm tuned the model."""
         given = self._fields.get("fine_tune_type", "lora")
         for one in cast("tuple[Kind, ...]", get_args(Kind)):
             if given == one:
@@ -143,7 +137,6 @@ class _Config:
         return given
 
     def parameters(self) -> dict[str, object]:
-        """Return the parameters for mlx-lm's low-rank layers."""
         given = self._fields.get("lora_parameters")
         if not isinstance(given, dict):
             raise self._wrong("lora_parameters to have rank, scale and dropout", given)
@@ -172,7 +165,6 @@ def _are_texts(given: object) -> bool:
 
 
 def _require_files(folder: Path) -> None:
-    """Raise ModelNotFoundError if the folder does not contain an adapter of mlx-lm."""
     missing = [path.name for path in adapter_files(folder) if not path.is_file()]
     if not missing:
         return
@@ -216,7 +208,6 @@ def _add_layers(model: Module, adapter: Adapter) -> None:
 
 
 def _require_fits(adapter: Adapter, expected: Mapping[str, mx.array]) -> None:
-    """Raise ModelNotFoundError unless the adapter contains exactly the expected arrays."""
     shapes = {name: tuple(array.shape) for name, array in expected.items()}
     wrong = sorted(
         name

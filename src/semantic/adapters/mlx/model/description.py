@@ -1,8 +1,5 @@
-"""Descriptions of models: their layers' caches, their size, and the form of their weights.
-
-Before loading, this module builds the model from its configuration as mlx-lm does, but never
-evaluates the model, and so needs no weights or memory. Knows folders that contain a config.json.
-"""
+"""Descriptions of models before loading: their caches, their size, and the form of their
+weights."""
 
 from __future__ import annotations
 
@@ -50,8 +47,7 @@ CacheKind = Literal["full", "latent", "window", "state", "compressed"]
 
 @dataclass(frozen=True, slots=True)
 class CacheForm:
-    """The form of some layers' caches, and the number of these layers; `window` is in tokens.
-    "latent" is one latent of keys and values for all heads; "compressed" is a state that grows."""
+    """The form of some layers' caches, and the number of these layers. `window` is in tokens."""
 
     kind: CacheKind
     layers: int
@@ -60,11 +56,7 @@ class CacheForm:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A model's demands on this device.
-
-    `context_tokens`, None if unknown, comes from the configuration. So does `vocab_size`, the
-    default limit on token ids. `weights_bytes` is the size of the weights in memory.
-    """
+    """A model's size, caches and context on this device. `weights_bytes` is its size in memory."""
 
     model_type: str
     spec: ModelCacheSpec
@@ -80,9 +72,8 @@ def describe(
 ) -> ModelDescription:
     """Describe the model in `folder`, with the adapter in the folder `adapter` if given.
 
-    If `file_bytes` gives the size of the weight files, the files may be missing. Raises
-    ModelNotFoundError if the configuration is unreadable or the adapter is for another model, and
-    UnsupportedModelError if mlx-lm or the engine does not support the model.
+    If `file_bytes` gives the size of the weight files, they may be missing. Raises
+    ModelNotFoundError for unusable files and UnsupportedModelError for an unsupported model.
     """
     config = read_config(folder)
     found = None if adapter is None else read_adapter(adapter)
@@ -113,8 +104,7 @@ def describe(
 
 
 def weights_bytes(folder: Path) -> int:
-    """Return the bytes that the weights in `folder` take once loaded, reading only headers; 0 if
-    the headers are unreadable, since loading reports why."""
+    """Return the bytes that the weights in `folder` take once loaded; 0 if unknown."""
     try:
         return _bytes_of(_read_headers(folder))
     except (*LOAD_ERRORS, OSError):
@@ -154,13 +144,11 @@ def read_config(folder: Path) -> dict[str, object]:
 
 
 def _read_headers(folder: Path) -> list[mx.array]:
-    """Return the weights in a folder, reading only headers; empty if the folder has no weights."""
     load = cast("Callable[[str], dict[str, mx.array]]", mx.load)
     return [weight for file in weight_files(folder) for weight in load(str(file)).values()]
 
 
 def _dtype(config: Mapping[str, object], weights: list[mx.array]) -> mx.Dtype:
-    """Return the type of activations: the type of most floating-point weights."""
     counts = Counter(w.dtype for w in weights if mx.issubdtype(w.dtype, mx.floating))
     if counts:
         return counts.most_common(1)[0][0]
@@ -169,13 +157,12 @@ def _dtype(config: Mapping[str, object], weights: list[mx.array]) -> mx.Dtype:
 
 
 def _bytes_of(weights: list[mx.array]) -> int:
-    """Return the bytes that the weights take once loaded; on a CPU 16-bit weights become fp32."""
+    """Return the bytes that the weights take once loaded. On a CPU 16-bit weights become fp32."""
     wide = on_cpu()
     return sum(w.size * 4 if wide and w.dtype in _HALF else w.nbytes for w in weights)
 
 
 def _estimated(config: Mapping[str, object], dtype: mx.Dtype, file_bytes: int) -> int:
-    """Return an estimate of `_bytes_of` for files whose headers are missing."""
     quantized = any(_text_value(config, n) for n in ("quantization", "quantization_config"))
     return file_bytes * 2 if on_cpu() and dtype in _HALF and not quantized else file_bytes
 
@@ -195,7 +182,6 @@ def _kind(layer: LayerSpec, rank: object) -> CacheKind:
 
 
 def _text_value(config: Mapping[str, object], name: str) -> object:
-    """Return a field of the configuration, or of its part for the text model."""
     return config.get(name) or _text_config(config).get(name)
 
 
@@ -208,8 +194,7 @@ _HASH = "sha256:"
 
 
 def read_details(model: Module, model_id: str, folder: Path) -> ModelDetails:
-    """Return all details of `model`, except those of the chat template. `model` was loaded from
-    `folder` and has the fingerprint `model_id`. Raises OSError if the folder no longer exists."""
+    """Return all details of `model` except those of the chat template."""
     config = load_config(folder)
     nested = config.get("text_config")
     text = nested if isinstance(nested, dict) else config
@@ -239,7 +224,6 @@ def _stored_as(quantization: object, folder: Path) -> str:
 
 
 def _kinds_of_weights(folder: Path) -> Iterator[str]:
-    """Yield the types of all weights in `folder`, reading only headers."""
     for path in weight_files(folder):
         with safe_open(path, framework="numpy") as weights:
             for name in weights.keys():  # noqa: SIM118 - not a mapping
@@ -251,7 +235,7 @@ def _whole(value: object) -> int | None:
 
 
 def read_context(model: object) -> int | None:
-    """Return the model's context length in tokens; None if its configuration has no such length."""
+    """Return the model's context length in tokens; None if unknown."""
     arguments = getattr(model, "args", None)
     nested = getattr(arguments, "text_config", None)
     own = getattr(arguments, _CONTEXT_FIELD, None)

@@ -1,8 +1,6 @@
 """Fingerprint of a model: a hash of all its files and of how this machine computes.
 
-Equal fingerprints mean equal keys and values. The folder's path and file times do not matter. The
-user's cache folder keeps digests of large files, only to save time: an unreadable, foreign or
-malformed cache file counts as empty. Knows files; knows nothing about models.
+Models with equal fingerprints compute equal keys and values.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ def cache_folder() -> Path:
 
 
 class DigestCache:
-    """Maps files' states to digests. An unusable cache counts as empty and raises no error."""
+    """Maps files' states to digests. An unusable cache file counts as empty."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -82,7 +80,7 @@ class DigestCache:
         self._changed = False
 
     def get(self, state: FileState) -> bytes | None:
-        """Return the 32-byte digest of the file with this state; None if there is no such entry."""
+        """Return the 32-byte digest of the file with this state; None if unknown."""
         self._load()
         found = self._entries.get(state.key)
         return None if found is None else bytes.fromhex(found)
@@ -94,7 +92,7 @@ class DigestCache:
         self._changed = True
 
     def save(self) -> None:
-        """Write new entries, if there are any, atomically and readable only by the owner."""
+        """Write new entries to disk, readable only by the owner."""
         if not self._changed:
             return
         newest = dict(list(self._entries.items())[-_MAX_ENTRIES:])
@@ -115,7 +113,6 @@ class DigestCache:
 
 
 def _read(path: Path) -> bytes:
-    """Return the contents of a regular file of this user. Raises OSError or ValueError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     with os.fdopen(descriptor, "rb") as file:
@@ -130,7 +127,6 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(data: bytes) -> dict[str, str]:
-    """Return the well-formed entries. Raises ValueError or RecursionError if `data` is not JSON."""
     entries: object = json.loads(data)
     if not isinstance(entries, dict):
         raise ValueError("no entries")  # noqa: TRY004  comes from a file, not from a caller
@@ -160,7 +156,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 _WHOLE = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt", ".py"})
-"""Suffixes of configuration, tokenizer and template files, which are hashed whole."""
+"""Suffixes of files that are hashed whole."""
 _WEIGHTS, _INDEX, _ALONE = ".safetensors", "model.safetensors.index.json", "model.safetensors"
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 
@@ -168,15 +164,13 @@ _KIND = "sha256:"
 _CHUNK = 16 << 20
 _WORTH_CACHING = 64 << 20
 _THREADS = max(4, min(16, os.cpu_count() or 1))
-"""Parallel readers: SHA-256 releases the interpreter lock."""
+"""Threads that read in parallel: SHA-256 releases the interpreter lock."""
 
 
 def fingerprint(folder: Path, cache: DigestCache | None = None, *, any_chip: bool = False) -> str:
     """Return the id of the model in `folder`. Raises OSError if a file is unreadable.
 
-    `cache`, by default the user's own, keeps digests of large weight files. If `any_chip`, machines
-    that differ only in chip or BLAS kernel get the same id, although their keys and values differ
-    in the last bits. Such an id begins with a mark.
+    If `any_chip`, the id does not depend on the chip, although chips differ in the last bits.
     """
     cache = DigestCache() if cache is None else cache
     fields = [numerics(any_chip=any_chip).encode()]
@@ -189,8 +183,8 @@ def fingerprint(folder: Path, cache: DigestCache | None = None, *, any_chip: boo
 
 
 def adapted_fingerprint(model: str, files: Iterable[Path]) -> str:
-    """Return the id of the model with fingerprint `model` after applying the adapter in `files`.
-    Raises OSError if a file is unreadable."""
+    """Return the id of the model with fingerprint `model` and the adapter in `files`. Raises
+    OSError if a file is unreadable."""
     cache = DigestCache()
     digests = [_digest_file(path, cache) for path in files]
     cache.save()
@@ -199,20 +193,18 @@ def adapted_fingerprint(model: str, files: Iterable[Path]) -> str:
 
 
 def is_fingerprint(model_id: str) -> bool:
-    """Return whether a model id is a fingerprint of files, not an invented name."""
+    """Return whether a model id is a fingerprint of files."""
     return model_id.removeprefix(ANY_CHIP).startswith(_KIND)
 
 
 def file_states(folder: Path) -> dict[str, FileState]:
-    """Return the state of each file that the fingerprint covers, by name. If the states before and
-    after loading and hashing are equal, the fingerprint belongs to the loaded model. Raises OSError
-    if a file is missing."""
+    """Return the state of each file in the fingerprint, by name. May raise OSError."""
     return {path.relative_to(folder).as_posix(): FileState.of(path) for path in _files_of(folder)}
 
 
 def numerics(*, any_chip: bool = False) -> str:
-    """Return everything that determines rounding: libraries, device, chip, architecture, weight
-    type, BLAS and BLAS kernel. If `any_chip`, leave out the chip and the BLAS kernel."""
+    """Return all that determines rounding, such as libraries, device and weight type. If
+    `any_chip`, leave out the chip."""
     device = read_device()
     kind = device.kind
     parts = {
@@ -230,12 +222,8 @@ def numerics(*, any_chip: bool = False) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with the model's weights, as listed in its index.
-
-    If there is no index, or none of its files exists, return `model.safetensors`, or else all
-    `model*.safetensors`. Raises OSError if the index is malformed, or some of its files are
-    missing.
-    """
+    """Return the files with the model's weights, from its index if there is one. Raises OSError if
+    the index is malformed or files are missing."""
     index, alone = folder / _INDEX, folder / _ALONE
     named = [folder / name for name in _names_in(index)] if index.is_file() else []
     missing = [path.name for path in named if not path.is_file()]
@@ -247,7 +235,6 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _names_in(index: Path) -> list[str]:
-    """Return the sorted file names in an index of weights. Raises OSError for a malformed index."""
     try:
         names = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
         outside = [name for name in names if Path(name).name != name]
@@ -260,8 +247,7 @@ def _names_in(index: Path) -> list[str]:
 
 @contextlib.contextmanager
 def only_weights(folder: Path) -> Iterator[Path]:
-    """Yield a folder in which the files `model*.safetensors` are exactly the model's weights:
-    `folder`, or a temporary folder of links. Raises the same errors as `weight_files`."""
+    """Yield a folder with exactly the model's weights as `model*.safetensors`. Raises OSError."""
     used = weight_files(folder)
     if used == sorted(folder.glob(f"model*{_WEIGHTS}")):
         yield folder
@@ -284,7 +270,7 @@ def _files_of(folder: Path) -> Iterator[Path]:
 
 
 def _digest_file(path: Path, cache: DigestCache) -> bytes:
-    """Return a digest of the file's size and of the digests of its 16 MiB pieces."""
+    """Return a digest of the file's size and of its 16 MiB pieces."""
     before = FileState.of(path)
     cacheable = path.suffix in _WEIGHTS and before.size >= _WORTH_CACHING
     known = cache.get(before) if cacheable else None

@@ -1,9 +1,6 @@
-"""Joined matrix products: linear layers of a model that read the same input become one layer.
+"""Joins linear layers of a model that read the same input into one matrix product.
 
-The time of a decode step of a few sequences depends on the number of kernels, not on their work.
-The given model still computes the same, and its weights become views of the joined weights, so no
-weight exists twice. Depends only on the names of mlx-lm's layers. Layers whose inputs differ stay
-separate.
+Fewer kernels make decode steps faster. No weight exists twice in memory.
 """
 
 from __future__ import annotations
@@ -21,21 +18,18 @@ JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of a module's linear layers that get the same input."""
 
 MOST_ROWS = 256
-"""Layers join for at most this many tokens. More tokens keep a device busy anyway, and joined
-results are not contiguous."""
+"""The most tokens in a call for which layers join."""
 
 _ARRAYS = ("weight", "scales", "biases", "bias")
 
 
 def join(model: Module, names: Sequence[Sequence[str]] = JOINED) -> Module:
-    """Return a model that computes the same with joined products and shares `model`'s weights."""
+    """Return a model with joined products that computes the same and shares `model`'s weights."""
     return _copied(model, {}, names)
 
 
 def share(model: Module, apart: Collection[str] = ()) -> Module:
-    """Copy a tree of modules, but share modules that contain no other modules. If `join` replaces
-    arrays in a shared module, both trees see the new arrays. Modules at the paths in `apart` are
-    copied too, with the same arrays."""
+    """Copy a tree of modules, but share modules without children, except those in `apart`."""
     modules = cast("Callable[[], list[tuple[str, Module]]]", model.named_modules)()
     same = {
         id(one): one
@@ -46,16 +40,15 @@ def share(model: Module, apart: Collection[str] = ()) -> Module:
 
 
 def product_of(module: Module) -> Product | None:
-    """Return the joined product that computes a linear layer; None if no product does."""
+    """Return the joined product that computes a linear layer; None if there is none."""
     return module.product if isinstance(module, _Takes) else None
 
 
 class Product:
-    """A matrix product for several linear layers with the same input. Remembers its last result
-    until each layer has taken its part."""
+    """A matrix product for several linear layers with the same input."""
 
     def __init__(self, layers: Sequence[Linear | QuantizedLinear]) -> None:
-        """Concatenate the weights of `layers`. These weights become views of the result."""
+        """Concatenate the weights of `layers`, which become views of the result."""
         sizes = [cast(mx.array, layer["weight"]).shape[0] for layer in layers]
         edges = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
         self._edges = edges[1:-1]
@@ -80,8 +73,7 @@ class Product:
         return cast("Callable[[mx.array], mx.array]", self._whole)(x)
 
     def part(self, number: int, x: mx.array) -> mx.array | None:
-        """Return one layer's result; None if the layer has already taken its result for this input.
-        Always return None once the layers turn out to have different inputs."""
+        """Return one layer's result; None if the product cannot compute it for this input."""
         if self._input is not x:
             self._apart |= self._input is not None
             self._input = None
@@ -95,8 +87,10 @@ class Product:
 
 
 class _Takes(Module):
-    """A linear layer that takes its result from a joined product. Must be the first base class,
-    before mlx-lm's class."""
+    """A linear layer that takes its result from a joined product.
+
+    Must come before mlx-lm's class among the bases.
+    """
 
     product: Product
     number: int
@@ -109,11 +103,11 @@ class _Takes(Module):
 
 
 class _Part(_Takes, Linear):
-    """A layer with unquantized weights that takes its result from a joined product."""
+    """A part with unquantized weights."""
 
 
 class _QuantizedPart(_Takes, QuantizedLinear):
-    """A layer with quantized weights that takes its result from a joined product."""
+    """A part with quantized weights."""
 
 
 def _copied(module: Module, known: dict[int, Module], names: Sequence[Sequence[str]]) -> Module:
@@ -152,7 +146,6 @@ def _without_children(module: Module) -> Module:
 
 
 def _join_in(module: Module, names: Sequence[Sequence[str]]) -> dict[tuple[str, ...], Product]:
-    """Return the products for a module's own linear layers, by the layers' names."""
     found: dict[tuple[str, ...], Product] = {}
     for group in names:
         layers = [module.get(name) for name in group]
@@ -165,7 +158,6 @@ def _join_in(module: Module, names: Sequence[Sequence[str]]) -> dict[tuple[str, 
 
 
 def _form(layer: Linear | QuantizedLinear) -> tuple[object, ...]:
-    """Return the properties of a layer that must be equal in all layers to be joined."""
     arrays = [
         (name, array.dtype, array.shape[1:])
         for name in _ARRAYS

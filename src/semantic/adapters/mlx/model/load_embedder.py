@@ -1,10 +1,4 @@
-"""Embedding models: mlx-lm's decoders and mlx-embeddings' encoders, pooled as their files declare.
-
-A decoder computes a batch in chunks of columns over mlx-lm's own caches. Padding is on the right,
-so causal attention ignores padding. A decoder's logits must come from the pooled states.
-mlx-embeddings takes the mean for every encoder, so this module pools as the files of
-sentence-transformers declare. Depends on names in both packages. Runs on the computing thread.
-"""
+"""Embedding models: mlx-lm's decoders and mlx-embeddings' encoders."""
 
 from __future__ import annotations
 
@@ -46,8 +40,7 @@ _MAX_BYTES: Final = 1 << 20
 
 
 def read_pooling(folder: Path, default: Pooling) -> Pooling:
-    """Return the pooling that `folder` declares; `default` if `folder` declares no pooling. Raises
-    UnsupportedModelError for an unsupported pooling, or if a layer follows the pooling."""
+    """Return the pooling that `folder` declares, else `default`. Raises UnsupportedModelError."""
     modules = _read(folder / _MODULES)
     kinds = (
         [str(one.get("type", "")) for one in modules if isinstance(one, dict)]
@@ -70,9 +63,10 @@ def read_pooling(folder: Path, default: Pooling) -> Pooling:
 
 
 def pool(states: mx.array, positions: mx.array, lengths: mx.array, pooling: Pooling) -> mx.array:
-    """Return for each row the sum, (rows, width), of the states that make up its vector. `states`
-    is (rows, columns, width). `positions`, (1, columns), has the columns' positions, and `lengths`,
-    (rows,), the rows' lengths. Leaves out padding."""
+    """Return the sum of each row's pooled states, (rows, width).
+
+    `states` is (rows, columns, width), `positions` (1, columns) and `lengths` (rows,).
+    """
     ends = lengths[:, None]
     match pooling:
         case "last":
@@ -94,14 +88,13 @@ def vectors_of(sums: mx.array) -> tuple[Vector, ...]:
 
 
 def read_length(folder: Path) -> int | None:
-    """Return the longest text, in tokens, that `folder` declares; None if it declares no length."""
+    """Return the longest text, in tokens, that `folder` declares; None if there is no limit."""
     found = _read(folder / "sentence_bert_config.json")
     most = found.get("max_seq_length") if isinstance(found, dict) else None
     return most if type(most) is int and most > 0 else None
 
 
 def _read(path: Path) -> object:
-    """Return a file's JSON; None if it is missing. Raises UnsupportedModelError if unreadable."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise UnsupportedModelError(f"{path} is longer than {_MAX_BYTES} bytes")
@@ -114,7 +107,7 @@ def _read(path: Path) -> object:
 
 
 CHUNK_TOKENS: Final = 512
-"""Tokens per chunk over all rows of a batch. Limits how long a step delays answers."""
+"""Tokens per chunk over all rows of a batch."""
 
 _DECODER_PROBE: Final = (1, 2, 3)
 
@@ -123,8 +116,6 @@ States = Callable[..., mx.array]
 
 
 class _Embedder:
-    """The part of an `Embedder` that decoders and encoders have in common."""
-
     def __init__(self, tokenizer: MLXTokenizer, model_id: str, max_tokens: int) -> None:
         self._tokenizer = tokenizer
         self._end = tuple(tokenizer.encode("", add_special_tokens=True))[-1:]
@@ -199,8 +190,8 @@ class DecoderRun:
 
 
 def states_of(model: Module) -> States:
-    """Return the function that computes the states after a model's last norm, from which the model
-    computes its logits. Raises UnsupportedModelError if the logits come from other states."""
+    """Return a function that computes the states after a model's last norm. Raises
+    UnsupportedModelError if they are not accessible."""
     inner = cast("States | None", getattr(model, "model", None))
     head = cast("Callable[[mx.array], mx.array] | None", getattr(model, "lm_head", None))
     embedding = getattr(inner, "embed_tokens", None)
@@ -222,7 +213,7 @@ ENCODERS: Final = frozenset({"bert", "xlm_roberta"})
 
 _PACKAGE: Final = "mlx_embeddings"
 _STEP_TOKENS: Final = 1024
-"""Tokens in the rows of one step, including padding. Limits how long a step delays answers."""
+"""Tokens in the rows of one step, including padding."""
 _PROBE: Final = (5, 6, 7)
 
 
@@ -231,7 +222,7 @@ class _Output(Protocol):
 
 
 def load_encoder(folder: Path) -> Module:
-    """Return the encoder in `folder`. Raises UnsupportedModelError if the package is missing."""
+    """Return the encoder in `folder`. Raises UnsupportedModelError if mlx-embeddings is missing."""
     if find_spec(_PACKAGE) is None:
         raise UnsupportedModelError(
             f"the model in {folder} is an encoder. {extra_to_install('embeddings')}"
@@ -257,7 +248,7 @@ class EncoderEmbedder(_Embedder):
         padding: int,
     ) -> None:
         """`padding` is the token that fills shorter rows. Raises UnsupportedModelError if the model
-        does not return the states of its tokens."""
+        does not return its states."""
         super().__init__(tokenizer, model_id, max_tokens)
         self._model = cast("Callable[..., _Output]", model)
         self._pooling: Pooling = pooling
@@ -291,7 +282,7 @@ class EncoderEmbedder(_Embedder):
 
 
 class EncoderRun:
-    """An `EmbeddingRun` that computes some of the rows in each step."""
+    """An `EmbeddingRun` of an encoder, which computes some rows in each step."""
 
     def __init__(self, embedder: EncoderEmbedder, batch: Sequence[tuple[int, ...]]) -> None:
         self._embedder = embedder
@@ -306,13 +297,12 @@ class EncoderRun:
 
 
 _MOST_TOKENS: Final = 1 << 15
-"""The most tokens in a text if a model declares more tokens or no limit."""
+"""The most tokens in a text, even if a model declares more."""
 
 
 def load_embedder(folder: Path) -> tuple[Embedder, ModelDetails]:
     """Load the embedding model in `folder`. Raises ModelNotFoundError if the model does not load.
-    Raises UnsupportedModelError if a package is missing, or if the vectors would differ from those
-    that the model's makers compute."""
+    Raises UnsupportedModelError if the engine cannot compute its vectors."""
     kind = str(read_config(folder).get("model_type", "")).replace("-", "_")
     load = _encoder if kind in ENCODERS else _decoder
     try:

@@ -1,9 +1,6 @@
 """Model loading: finds a model's folder, loads it with mlx-lm and wraps it in a backend.
 
-`MLXModelProvider.load_in_slices` works in slices. It reads the weights or shares those of another
-model, applies an adapter, lets `kv_cache/forms` choose caches, and warms up. A GPU loads and
-compiles kernels when they are first used, which takes up to seconds and would stop every stream.
-Knows folders, model ids and the hub's cache; does not know what a model is for.
+Loading works in slices, so that other models' steps can run between them.
 """
 
 from __future__ import annotations
@@ -77,14 +74,13 @@ EMBEDDED_MODEL = "semantic-tiny"
 _MODELS = Path(__file__).parents[3] / "models"
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
-"""Patterns for the files that make up a model on the hub."""
+"""Patterns for a model's files on the hub."""
 
 # The base class of the hub client's HTTP errors: httpx's or httpx2's, depending on the version.
 _HTTP_ERROR = cast("type[Exception]", HfHubHTTPError.__bases__[0])
 
 _SLICE_BYTES = 32 << 20
-"""Bytes of weights to read between two steps of other models, which takes some ten milliseconds
-from an SSD. Larger arrays are read whole."""
+"""Bytes of weights to read between two steps of other models."""
 
 # Errors that mlx-lm, transformers and the safetensors reader raise for unsuitable folders.
 LOAD_ERRORS = (
@@ -101,9 +97,8 @@ LOAD_ERRORS = (
 
 
 class _Reading:
-    """Turns loading errors into ModelNotFoundError with `advice`. Catches errors of all kinds: the
-    tokenizers library raises bare `Exception`s, its panics are not even `Exception`s, and a module
-    of mlx-lm that lacks a package calls exit."""
+    """Turn any loading error into ModelNotFoundError with `advice`. The tokenizers library raises
+    bare `Exception`s and panics, and some modules of mlx-lm call exit."""
 
     def __init__(self, what: str, folder: Path, advice: str = "") -> None:
         self._words = f"cannot load {what} in {folder}: "
@@ -123,8 +118,7 @@ class _Reading:
 
 @dataclass(eq=False)
 class Weights:
-    """A model as read from files, its tokenizer and its fingerprint. The provider never computes
-    with this model itself, only with models that share its weights."""
+    """A model as read from files, its tokenizer and its fingerprint."""
 
     model: Module
     tokenizer: MLXTokenizer
@@ -132,19 +126,17 @@ class Weights:
 
 
 _WEIGHTS = "_semantic_weights"
-"""The attribute of a model that keeps its `Weights` alive as long as a model shares them."""
+"""The attribute with which a model keeps its `Weights` alive."""
 
 
 class MLXModelProvider:
-    """A `ModelProviderPort`. Models in use that were loaded from the same files share their
-    weights.
+    """A `ModelProviderPort` for mlx-lm's models. Models from the same files share their weights.
 
-    If `any_chip`, model ids do not depend on this machine's chip; see `fingerprint`. If `ranks` is
-    given, loads one shard: rank 0 gets a `LeadingBackend`, other ranks a backend for `follow`.
+    If `any_chip`, model ids do not depend on this machine's chip.
     """
 
     def __init__(self, *, any_chip: bool = False, ranks: Callable[[], Ranks] | None = None) -> None:
-        """`ranks` connects this process with the other ranks. MLX's thread calls `ranks` once."""
+        """`ranks` connects this process with the other ranks of a sharded model."""
         self._any_chip = any_chip
         self._meet = ranks
         self.ranks: Ranks | None = None
@@ -155,7 +147,7 @@ class MLXModelProvider:
     def load_model(
         self, model_id: str = EMBEDDED_MODEL, adapter: Path | None = None
     ) -> tuple[MLXBackend, MLXTokenizer]:
-        """See `ModelProviderPort.load_model`. On a CPU, weights become fp32, the fastest type."""
+        """See `ModelProviderPort.load_model`. On a CPU, weights become fp32."""
         return at_once(self.load_in_slices(model_id, adapter))
 
     def load_in_slices(
@@ -188,7 +180,6 @@ class MLXModelProvider:
         return backend, wrapped
 
     def _weights(self, folder: Path, max_bytes: int | None) -> Slices[Weights]:
-        """Return the weights in `folder`, at most `max_bytes`; share weights that are in memory."""
         with _Reading("the model", folder):
             states = frozenset(file_states(folder).items())
         found = self._read.get(states)
@@ -214,9 +205,10 @@ def reading_model(
     max_bytes: int | None = None,
     shard: Callable[[Module], None] | None = None,
 ) -> Slices[Weights]:
-    """Read the model in `folder` as mlx-lm does, in slices; on a CPU its weights become fp32.
-    `shard`, if given, first reduces the model to a part. Raises ModelNotFoundError, and
-    WeightsTooLargeError if the weights take more than `max_bytes`."""
+    """Read the model in `folder` in slices; on a CPU its weights become fp32.
+
+    Raises ModelNotFoundError, and WeightsTooLargeError if the weights exceed `max_bytes`.
+    """
     newer = "a newer version may, or another conversion of the model"
     with (
         _Reading("the model", folder, f" (mlx-lm {version('mlx-lm')}; {newer})"),
@@ -245,8 +237,7 @@ def reading_model(
 
 
 def adapting(model: Module, name: str, folder: Path) -> Slices[tuple[Module, str]]:
-    """Apply the adapter in `folder` to `model`, whose fingerprint is `name`, in slices. Returns
-    the new model, which shares `model`'s weights, and its id. Raises ModelNotFoundError."""
+    """Return `model` with the adapter in `folder`, and its id. Raises ModelNotFoundError."""
     files = adapter_files(folder)
     adapter = read_adapter(folder)
     with (
@@ -265,7 +256,7 @@ def adapting(model: Module, name: str, folder: Path) -> Slices[tuple[Module, str
 
 @contextmanager
 def _unchanged(folder: Path, states: Callable[[], Mapping[str, FileState]]) -> Iterator[None]:
-    """Raise ModelNotFoundError if the state of any file changes before the `with` block ends."""
+    """Raise ModelNotFoundError if any file changes before the `with` block ends."""
     before = states()
     yield
     if changed := {name for name, _ in before.items() ^ states().items()}:
@@ -285,14 +276,10 @@ def wrapping(
     decoding: Callable[[Module], Module] = shorten_here,
     ranks: Ranks | None = None,
 ) -> Slices[MLXBackend]:
-    """Return a backend for an mlx-lm model that is already in memory. Each slice takes a few steps.
+    """Return a backend for an mlx-lm model in memory, in slices of a few steps.
 
-    If `model_id` is None, the model gets a random id, so no stored cache ever matches it.
-    Structured output needs the `tokenizer`. `attention` finds paged attention for this device.
-    Without paged attention, caches are contiguous, and `pads` decides which batches have padding.
-    `decoding` returns the model, with the same weights, that decodes over pages. The ranks of a
-    sharded model agree on all choices, so that no choice depends on one rank's timing. Raises
-    InvalidRequestError if `model` is not an mlx-lm model.
+    If `model_id` is None, the model gets a random id, so no stored cache matches it. Structured
+    output needs the `tokenizer`. Raises InvalidRequestError if `model` is not an mlx-lm model.
     """
     spec = read_spec(model)
     if spec is None:
@@ -323,12 +310,10 @@ def wrapping(
 
 
 wrap_model = done_at_once(wrapping)
-"""Like `wrapping`, but does everything in one call."""
+"""Like `wrapping`, but in one call."""
 
 
 def _require_room(model: Module, folder: Path, max_bytes: int | None) -> int:
-    """Return the bytes of the weights without reading the weights. Raises WeightsTooLargeError if
-    they exceed `max_bytes`."""
     n_bytes = sum(weight.nbytes for weight in arrays_of(model).values())
     if max_bytes is not None and n_bytes > max_bytes:
         raise WeightsTooLargeError(
@@ -360,8 +345,6 @@ def load_tokenizer(model_id: str) -> MLXTokenizer:
 
 
 def _tokenizer_in(folder: Path, ends: object = None) -> HuggingFaceTokenizer:
-    """Return the tokenizer of a model whose answers end with any of the tokens `ends`. Vision
-    models keep their chat template next to their processor."""
     wrapped = load_wrapped_tokenizer(folder, eos_token_ids=ends)
     path = folder / "chat_template.json"
     if not wrapped.has_chat_template and path.is_file():
@@ -374,15 +357,14 @@ def _tokenizer_in(folder: Path, ends: object = None) -> HuggingFaceTokenizer:
 
 
 def find_folder(model_id: str) -> Path:
-    """Return the folder of `model_id`: the embedded model, a path, or a hub id. Downloads a hub id
-    only if the hub's local cache lacks it, and never under HF_HUB_OFFLINE. Raises
-    ModelNotFoundError if there is no such model."""
+    """Return the folder of a path, a hub id or the embedded model. Downloads a hub id if necessary.
+    Raises ModelNotFoundError."""
     return find_local(model_id) or _hub_folder(model_id)
 
 
 def find_local(model_id: str) -> Path | None:
-    """Return the folder of the embedded model or of a path; None for a hub id. Raises
-    ModelNotFoundError if the folder does not contain a model."""
+    """Return the folder of a path or of the embedded model; None for a hub id. Raises
+    ModelNotFoundError."""
     if model_id == EMBEDDED_MODEL:
         return _MODELS / EMBEDDED_MODEL
     folder = Path(model_id).expanduser()
@@ -419,15 +401,15 @@ def _hub_folder(hub_id: str) -> Path:
 
 
 _ROWS = 9
-"""Rows of the largest batch: more than a power of two, so that padded batches occur too."""
+"""Rows of the largest batch: not a power of two, so that padded batches occur too."""
 _PROMPT = (1, 2, 3, 4)
 _CHUNK = 640
 """The length, in tokens, of a prompt that is too long to be rows of a batch."""
 
 
 def warming_up(backend: MLXBackend, *, whole: bool = True) -> Slices[None]:
-    """Let some sequences join a batch, and then leave it and close, one computation at a time.
-    Unless `whole`, run only one sequence, which shows whether the device can compute the model."""
+    """Let some sequences join and leave a batch, so that a GPU compiles its kernels. Unless
+    `whole`, run only one sequence."""
     *history, last = _PROMPT
     sequences: list[SequenceId] = []
     if whole:

@@ -1,9 +1,7 @@
 """Decode steps with fewer kernels and less Python, for models built like Llama and Gemma 3.
 
-Based on joined products: queries, keys and values rotate together, a product also adds the
-residual, and one function computes everything between the attentions of two layers. Only this
-module knows how mlx-lm implements a layer. It leaves models with other source code unchanged, and
-`tests/integration/test_joined.py` fails if mlx-lm changes its code.
+It leaves models with other source code unchanged. `tests/integration/test_joined.py` fails if
+mlx-lm changes its code.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ SOURCES = {
     qwen3: "793252df6acb2d8a",
     gemma3_text: "2bbb31d978efde65",
 }
-"""Digests of the source code of the mlx-lm modules on which this module builds."""
+"""Digests of the source code of the mlx-lm modules that this module replaces."""
 
 _MODELS = {
     llama: "LlamaModel",
@@ -50,8 +48,6 @@ _DECODING = "_semantic_decoding_form"
 
 
 class _Cache(Protocol):
-    """The methods of a layer's batch cache that a Llama calls."""
-
     @property
     def offset(self) -> mx.array: ...
 
@@ -61,8 +57,7 @@ class _Cache(Protocol):
 
 
 _Heads = tuple[mx.array, mx.array]
-"""All heads of queries, keys and values, (rows, heads, 1, head_dim): with rotation, and
-without."""
+"""All heads of queries, keys and values, (rows, heads, 1, head_dim)."""
 
 _Start = Callable[[mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
 _Middle = Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
@@ -70,17 +65,18 @@ _End = Callable[[mx.array, mx.array], mx.array]
 
 
 def source_digest(module: ModuleType) -> str:
-    """Return a digest of the source code on which this module builds: the layers in `module`, and
-    its model without the output layer."""
+    """Return a digest of the source code of a module's layers and model."""
     parts = [getattr(module, name, None) for name in (*_PARTS, _MODELS[module])]
     source = "".join(inspect.getsource(part) for part in parts if part is not None)
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def shorten(model: Module, *, add_in_product: bool = True, compiled: bool = False) -> None:
-    """Make a joined model of a known form decode with fewer kernels. `compiled` shortens a step by
-    at most 7 %, but on a GPU the first step with a new batch size then stops all streams for 3
-    s."""
+    """Make a joined model decode with fewer kernels, if its form is known.
+
+    `compiled` shortens a step by at most 7 %. But on a GPU each new batch size then takes 3 s at
+    first.
+    """
     for inner in cast("Callable[[], list[Module]]", model.modules)():
         known = next((one for one in SOURCES if type(inner) is getattr(one, _MODELS[one])), None)
         if known is not None and source_digest(known) == SOURCES[known] and _is_whole(inner):
@@ -104,15 +100,12 @@ def _shorten(inner: Module, known: ModuleType, *, add_in_product: bool, compiled
 
 
 def keep_long(model: Module) -> None:
-    """Make `model`, which shares layers with another model, decode in mlx-lm's way. Joining such
-    layers would hold their weights in memory twice."""
+    """Make `model` decode in mlx-lm's way. Joining shared layers would hold their weights twice."""
     vars(model)[_DECODING] = model
 
 
 def shorten_here(model: Module) -> Module:
-    """On a GPU, return the model with joined products and short steps, the same object each time.
-    On a CPU, return the model itself: products take most of the time there anyway, and joined
-    products may round differently."""
+    """On a GPU, return a model that decodes in short steps. On a CPU, return `model`."""
     if on_cpu():
         return model
     if _DECODING not in vars(model):
@@ -123,8 +116,6 @@ def shorten_here(model: Module) -> Module:
 
 
 class _Layer:
-    """A layer's computations before and after its attention."""
-
     def __init__(
         self, block: llama.TransformerBlock, heads: Product, gates: Product, add_in_product: bool
     ) -> None:
@@ -138,7 +129,7 @@ class _Layer:
         self._norms = _head_norms(self._block.self_attn)
 
     def heads(self, h: mx.array, offset: mx.array) -> _Heads:
-        """Return attention's inputs, computed from the residual stream `h`, (rows, 1, features)."""
+        """Return attention's inputs, from the residual stream `h`, (rows, 1, features)."""
         attention = self._block.self_attn
         rows, n, n_kv = h.shape[0], attention.n_heads, cast(int, attention.n_kv_heads)
         product = self._heads(self._block.input_layernorm(h))
@@ -151,7 +142,6 @@ class _Layer:
         return attention.rope(rotated, offset=offset), product
 
     def attend(self, heads: Sequence[mx.array], cache: _Cache, mask: mx.array | None) -> mx.array:
-        """Return the result of attention, (rows, heads, 1, head_dim)."""
         rotated, product = heads
         attention = self._block.self_attn
         n, n_kv, scale = attention.n_heads, cast(int, attention.n_kv_heads), attention.scale
@@ -165,7 +155,6 @@ class _Layer:
         )
 
     def after(self, attended: mx.array, h: mx.array) -> mx.array:
-        """Return the residual stream after this layer."""
         block = self._block
         flat = attended.swapaxes(1, 2).reshape(h.shape[0], 1, -1)
         h = self._added(h, flat, block.self_attn.o_proj)
@@ -173,8 +162,7 @@ class _Layer:
         return self._added(h, cast(mx.array, swiglu(gate, up)), block.mlp.down_proj)
 
     def _added(self, h: mx.array, x: mx.array, linear: Linear | QuantizedLinear) -> mx.array:
-        """Return `h + linear(x)`, in one product if the weights are not quantized. For a single
-        row, MLX has a faster kernel, which cannot add `h`."""
+        """Return `h + linear(x)`, in one product if possible."""
         if (
             self._add_in_product
             and h.shape[0] > 1
@@ -198,27 +186,24 @@ class _GemmaLayer(_Layer):
 
 
 class _Outside:
-    """The parts of a model outside its layers: embedding, last norm and masks."""
-
     def __init__(self, model: Module) -> None:
         self._model = model
 
     def embed(self, inputs: mx.array) -> mx.array:
-        """Return the residual stream, computed from token ids, (rows, 1)."""
+        """Return the residual stream of token ids, (rows, 1)."""
         return cast(mx.array, self._model.embed_tokens(inputs))
 
     def norm(self, h: mx.array) -> mx.array:
-        """Return the input of the output layer."""
         return cast(mx.array, self._model.norm(h))
 
     def masks(self, caches: Sequence[_Cache]) -> list[mx.array | None]:
-        """Return each layer's mask for the next step. Call this before the step appends tokens."""
+        """Return each layer's mask. Call this before the step appends tokens."""
         mask = caches[0].make_mask(1, return_array=False, window_size=None)
         return [mask] * len(caches)
 
 
 class _GemmaOutside(_Outside):
-    """Gemma's parts: scaled embeddings, and separate masks for layers with and without a window."""
+    """Gemma's parts: scaled embeddings, and separate masks for layers with a window."""
 
     def embed(self, inputs: mx.array) -> mx.array:
         h = super().embed(inputs)
@@ -234,15 +219,12 @@ class _GemmaOutside(_Outside):
 
 
 class _Between:
-    """All computations between the layers' attentions, as functions of arrays."""
-
     def __init__(
         self,
         outside: _Outside,
         layers: Sequence[_Layer],
         made: Callable[[Callable[..., object]], Callable[..., object]],
     ) -> None:
-        """`made` replaces each function, for example with its compiled form."""
         first, last = layers[0], layers[-1]
 
         def start(inputs: mx.array, offset: mx.array) -> tuple[mx.array, ...]:
@@ -265,8 +247,6 @@ class _Between:
 
 
 class _Steps:
-    """Computes decode steps with one token per row."""
-
     def __init__(self, outside: _Outside, layers: Sequence[_Layer], *, compiled: bool) -> None:
         self._outside = outside
         self._layers = layers
@@ -301,13 +281,12 @@ class _Stepped(Module):
 
 
 def _one_each(inputs: mx.array, caches: Sequence[_Cache]) -> bool:
-    """Return whether this is a decode step of a batch, whose caches have arrays of positions."""
+    """Return whether this is a decode step of a batch."""
     one = inputs.shape[1] == 1 and inputs.shape[0] <= MOST_ROWS
     return one and isinstance(caches[0].offset, mx.array)
 
 
 def _is_whole(inner: Module) -> bool:
-    """Return whether a Llama has no windows and runs on one device."""
     windows = getattr(inner, "swa_idx", None)
     return windows is None and getattr(inner, "pipeline_size", 1) == 1
 
@@ -323,7 +302,7 @@ def _layer_of(block: Module, module: ModuleType, add_in_product: bool) -> _Layer
 
 
 def _add_ones(inner: Module) -> None:
-    """Replace Gemma's norms, which add 1 to their weights in each step, with plain norms."""
+    """Replace Gemma's norms, which add 1 to their weights, with plain norms."""
     for module in cast("Callable[[], list[Module]]", inner.modules)():
         for name, norm in module.items():
             if type(norm) is gemma3_text.RMSNorm:
@@ -335,8 +314,7 @@ def _add_ones(inner: Module) -> None:
 
 
 def _head_norms(attention: Module) -> tuple[mx.array, float] | None:
-    """Return the weights of all heads' norms, (heads, 1, head_dim), and the norms' epsilon; None if
-    heads have no norms. The weights are 1 for heads of values."""
+    """Return the weights of all heads' norms, (heads, 1, head_dim), and their epsilon."""
     q, k = attention.get("q_norm"), attention.get("k_norm")
     if not isinstance(q, RMSNorm) or not isinstance(k, RMSNorm):
         return None

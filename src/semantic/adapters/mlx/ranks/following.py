@@ -1,8 +1,4 @@
-"""All ranks except 0: each makes the calls that rank 0 announces, on its own shard.
-
-These ranks have no engine and no store, decide nothing and sample nothing. Knows frames and the
-backend's calls; does not know the reasons for these calls.
-"""
+"""The ranks except 0: each makes the calls that rank 0 announces, on its own shard."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ _NO_ID = BlockId(0)
 
 
 def follow(backend: MLXBackend, ranks: Ranks) -> None:
-    """Make each call of rank 0 until rank 0 ends normally. The process ends if it loses rank 0."""
+    """Make rank 0's calls until it ends normally. The process ends if it loses rank 0."""
     follower = Follower(backend, ranks.links.channels[0])
     while (frame := ranks.links.received.get()[1]).op is not Op.END:
         with ranks.links.computing(frame.op.name):
@@ -39,14 +35,14 @@ def follow(backend: MLXBackend, ranks: Ranks) -> None:
 
 
 def wait_for_end(ranks: Ranks) -> bool:
-    """Return whether rank 0 ends normally in the next seconds, for example after a failed start."""
+    """Return whether rank 0 ends normally in the next seconds."""
     with suppress(Empty):
         return ranks.links.received.get(timeout=_END_SECONDS)[1].op is Op.END
     return False
 
 
 class Follower:
-    """Makes rank 0's calls on the backend of another rank, and keeps the data of these calls."""
+    """Makes rank 0's calls on the backend of another rank."""
 
     def __init__(self, backend: MLXBackend, channel: ChannelPort) -> None:
         self._backend = backend
@@ -85,7 +81,7 @@ class Follower:
         }
 
     def take(self, frame: Frame) -> None:
-        """Make the call in `frame`, and report its error to rank 0, which may have failed too."""
+        """Make the call in `frame`, and report an error to rank 0."""
         try:
             self._calls[frame.op](frame)
         except SemanticError as error:
@@ -142,8 +138,7 @@ class Follower:
         self._sender.submit(self._send, frame, body)
 
     def _send(self, frame: Frame, body: Body, room: Room | None = None) -> None:
-        """Send a body once it has arrived. If rank 0 offers memory (`room`), write the body there
-        and report only the arrival. Runs on another thread, so that the next step does not wait."""
+        """Send a body once it has arrived, or write it to `room`. Runs on another thread."""
         try:
             data = body if isinstance(body, bytes) else body.wait()
             shared = None if room is None else room(len(body))
@@ -164,7 +159,6 @@ class Follower:
         self._loads.setdefault(sequence, []).append(frame.number)
 
     def _take_body(self, frame: Frame) -> None:
-        """Put a body into a target, unless the target's sequence has been closed meanwhile."""
         target, *where = frame.ints
         try:
             if frame.number in self._targets:

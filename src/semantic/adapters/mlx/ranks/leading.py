@@ -1,9 +1,7 @@
-"""The backend of rank 0: an `MLXBackend` over rank 0's shard. Announces calls to the other ranks.
+"""The backend of rank 0, which announces every call to the other ranks.
 
-All ranks make the same calls in the same order (`following`), so that they meet in the same
-collective operations. Rank 0 makes every decision that depends on a clock or on free memory. A
-block's body consists of the parts of all ranks in order. One store holds the whole body, so a body
-in the store exists for all ranks. Knows the port's calls; does not know how other ranks make them.
+All ranks make the same calls in the same order. A block's body consists of the parts of all ranks
+in order.
 """
 
 from __future__ import annotations
@@ -51,19 +49,18 @@ from semantic.ports.ranks import Data, Frame, Op
 PARTS = tuple(Part)
 """The parts of a block, by their number in frames."""
 KEY_SHIFT = 24
-"""How many low bits of the key for a block's data hold an index. The higher bits hold the number of
-the call that filled the block."""
+"""How many low bits of a key hold an index. The higher bits hold the number of a call."""
 NO_KEY = -1
 """The key of a block without data."""
 _AGREE_SECONDS = 20.0
-"""Seconds that the other ranks have to report failures, after a call in which rank 0 failed."""
+"""Seconds that the other ranks have to report a failure, after rank 0 failed."""
 _FREE_SECONDS = 1.0
 """After this many seconds without calls, other ranks learn of freed blocks."""
 _LENGTH_BYTES = 8
 
 
 class Held:
-    """Rank 0's data of a block. Other ranks keep their data under `key` while this object lives."""
+    """Rank 0's data of a block. Other ranks keep theirs under `key` while this object lives."""
 
     __slots__ = ("__weakref__", "data", "key")
 
@@ -74,8 +71,7 @@ class Held:
 
 
 class Outcomes:
-    """The failures in each call, by rank. A call must fail on every rank or on none.
-    Thread-safe."""
+    """The failures in each call, by rank. A call must fail on all ranks or none. Thread-safe."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -117,7 +113,7 @@ class Outcomes:
 
 
 class _Arriving(NamedTuple):
-    """A part of a body that another rank will send, or will write to `room`."""
+    """A part of a body that another rank will send or write to `room`."""
 
     data: Future[Data]
     room: SharedRoom | None
@@ -166,11 +162,11 @@ class LeadingBackend(MLXBackend):
         threading.Thread(target=self._receive, name="ranks", daemon=True).start()
 
     def before_end(self, call: Callable[[], object]) -> None:
-        """Register `call`, which runs before the loss of a rank ends this process."""
+        """Register `call`, which runs before this process ends because it lost a rank."""
         self.ranks.links.before_end.append(call)
 
     def abandon(self) -> None:
-        """See `MLXBackend.abandon`. Ends the process: other ranks cannot build a new backend."""
+        """See `MLXBackend.abandon`. Ends the process."""
         self.ranks.links.end("the engine failed")
 
     def set_aside(self, n_bytes: int) -> None:
@@ -207,9 +203,8 @@ class LeadingBackend(MLXBackend):
             return super().return_memory(room)
 
     def memory_to_spare(self) -> int | None:
-        """Return how many more bytes every rank has to spare; see `device.memory_to_spare`. A rank
-        that has not reported counts as using as much as rank 0: shards have equal size."""
-        used = device.memory_in_use()
+        """Return how many more bytes every rank can use; see `device.memory_to_spare`."""
+        used = device.memory_in_use()  # on every rank, because shards have equal size
         spare = [most - used for most in tuple(self._most.values())]
         own = device.memory_to_spare()
         return min(spare if own is None else [own, *spare], default=None)
@@ -240,8 +235,7 @@ class LeadingBackend(MLXBackend):
         params: SamplingParams,
         drawn: int,
     ) -> None:
-        """See `BatchBackend.start`. Announces the call only after the grammar has compiled: the
-        other ranks have nothing to compute before that."""
+        """See `BatchBackend.start`. Announces the call only once the grammar is compiled."""
         super().start(sequence, last_token, history, params, drawn)
         with self._announced(Op.START, sequence, last_token):
             pass
@@ -314,8 +308,7 @@ class LeadingBackend(MLXBackend):
 
     @contextmanager
     def _announced(self, op: Op, *ints: int, data: Sequence[bytes] = ()) -> Iterator[int]:
-        """Announce a call to the other ranks, each with its item of `data`. Rank 0 makes the call
-        in the `with` block."""
+        """Announce a call to the other ranks, and make it in the `with` block."""
         number, self._number = self._number, self._number + 1
         self._send_freed()
         for at, channel in enumerate(self.ranks.links.channels):
@@ -329,8 +322,7 @@ class LeadingBackend(MLXBackend):
             self._outcomes.succeeded(number)
 
     def _send_freed(self) -> None:
-        """Tell the other ranks to free the data to which no object on rank 0 refers any more. Any
-        thread may call this method."""
+        """Let the other ranks free the data that rank 0 no longer uses. Thread-safe."""
         for op, numbers in self._unused.items():
             freed: list[int] = []
             with suppress(IndexError):
@@ -341,8 +333,7 @@ class LeadingBackend(MLXBackend):
                     channel.send(Frame(op, 0, freed))
 
     def _expect(self, room: SharedRoom | None = None) -> list[Future[Data]]:
-        """Return futures for the parts of a body that other ranks send, or write to `room`, in the
-        next call."""
+        """Return futures for the parts of a body that other ranks send in the next call."""
         arriving: list[Future[Data]] = []
         for channel in self.ranks.links.channels:
             future: Future[Data] = Future()
@@ -351,7 +342,6 @@ class LeadingBackend(MLXBackend):
         return arriving
 
     def _receive(self) -> None:
-        """Receive frames from the other ranks. Runs on a separate thread."""
         while True:
             try:
                 rank, frame = self.ranks.links.received.get(timeout=_FREE_SECONDS)
@@ -372,7 +362,6 @@ class LeadingBackend(MLXBackend):
                 self._outcomes.failed_there(frame.number, rank, frame.text)
 
     def _give_up(self) -> None:
-        """Fail all futures when no more frames can arrive, so that no store keeps waiting."""
         for arriving in list(self._arriving.values()):
             with suppress(InvalidStateError):
                 arriving.data.set_exception(OSError(errno.EIO, "lost a rank"))
@@ -393,8 +382,8 @@ class LeadingBackend(MLXBackend):
 def shard_backend(
     form: CacheForm, model_id: str, vocab_size: int, grammars: GrammarCompiler | None, ranks: Ranks
 ) -> MLXBackend:
-    """Return the backend of this rank. Raises UnsupportedModelError if ranks would have to make
-    different calls for this model, and BackendError if the ranks' caches differ in form."""
+    """Return the backend of this rank. Raises UnsupportedModelError if the model does not support
+    ranks, and BackendError if their caches differ."""
     if form.spec.reusable_tokens is not None:
         raise UnsupportedModelError(
             "the keys of this model depend on prefill's chunks: start it on one device"
@@ -409,5 +398,4 @@ def shard_backend(
 
 
 def _is_filled(block: KVBlock) -> bool:
-    """Return whether a block has data for which the other ranks do not have a key yet."""
     return block.layer_data is not None and not isinstance(block.layer_data, Held)

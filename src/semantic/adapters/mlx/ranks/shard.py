@@ -1,10 +1,6 @@
-"""One rank of a model: collective operations, and the rank's shard, which mlx-lm makes.
+"""One rank of a model: collective operations, and the rank's part of every layer.
 
-A collective operation cannot be cancelled, so a process that loses a peer ends itself, as after a
-crash; stored state survives. mlx-lm divides heads and hidden units: each rank computes a part of
-every layer, and the sum of all parts is the layer's output. Refuses models that mlx-lm cannot
-divide. Knows the method `shard` of mlx-lm's models and their configuration; does not know how ranks
-communicate.
+A collective operation cannot be cancelled. A process that loses another rank therefore ends.
 """
 
 from __future__ import annotations
@@ -25,8 +21,7 @@ from semantic.ports.ranks import LinksPort, PlacementPort
 
 
 class Ranks:
-    """The processes that compute one model, as this process sees them. All ranks must call
-    `gather`, `all_found` and `from_first` in the same order."""
+    """The processes that compute one model. All ranks must call its methods in the same order."""
 
     def __init__(self, placement: PlacementPort) -> None:
         """Meet the other ranks. Raises BackendError if they cannot be reached."""
@@ -40,7 +35,7 @@ class Ranks:
         self.links: LinksPort = placement.connect(self, MappedMemory)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the `data` of all ranks, by rank, unparsed. All data must have equal length."""
+        """Return the `data` of all ranks, by rank. All data must have equal length."""
         mine = mx.zeros((self.size, len(data)), mx.int32)
         mine[self.rank] = mx.array(list(data), mx.int32)
         found = mx.distributed.all_sum(mine, group=self.group)
@@ -52,15 +47,14 @@ class Ranks:
         return n.item() == self.size
 
     def from_first(self, tokens: mx.array) -> mx.array:
-        """Return rank 0's sampled `tokens` on every rank, as a part of MLX's graph. The result
-        depends on this rank's tokens too, so MLX first computes all of the model's operations."""
+        """Return rank 0's sampled `tokens` on every rank, as a part of MLX's graph."""
+        # Depends on this rank's tokens too, so that MLX first computes all of the model.
         mine = mx.array(int(self.rank == 0), tokens.dtype)
         return mx.distributed.all_sum(tokens * mine, group=self.group)
 
 
 def require_same(found: Sequence[bytes], what: str) -> None:
-    """Raise BackendError, on every rank, unless all ranks have the same data. `what` names the data
-    in the message."""
+    """Raise BackendError, on every rank, unless all ranks have the same data."""
     for rank, one in enumerate(found):
         if one != found[0]:
             raise BackendError(f"rank {rank} has a different {what} than rank 0")
@@ -68,21 +62,20 @@ def require_same(found: Sequence[bytes], what: str) -> None:
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 _LATENT = "kv_lora_rank"
-"""A field of models whose heads share one latent of keys and values, which no rank divides."""
+"""A field of models whose heads share one latent of keys and values."""
 
 _WITHOUT_GRADIENTS: Mapping[type[Module], type[Module]] = {
     AllToShardedLinear: Linear,
     QuantizedAllToShardedLinear: QuantizedLinear,
 }
-"""Maps each class of divided layers to a class that computes the same without gradients, because
-`joined` recognizes only classes without gradients."""
+"""Maps each class of divided layers to one that computes the same without gradients."""
 
 _Shard = Callable[[mx.distributed.Group], None]
 
 
 def shard_model(model: Module, ranks: Ranks) -> None:
-    """Reduce `model` to this rank's part before its weights are read. If mlx-lm cannot divide the
-    model among this many ranks, raises UnsupportedModelError on every rank."""
+    """Reduce `model` to this rank's part before its weights are read. Raises UnsupportedModelError
+    if that is impossible."""
     shard = cast("_Shard | None", getattr(model, "shard", None))
     if shard is None:
         raise UnsupportedModelError(
@@ -100,9 +93,8 @@ def shard_model(model: Module, ranks: Ranks) -> None:
 
 
 def shared_name(name: str, files: str, ranks: Ranks) -> str:
-    """Return the id of the model that all `ranks` compute together; `name` is its id on this
-    machine. The id covers how every rank rounds, the order of ranks and their transport. Raises
-    BackendError, on every rank, if `files`, the id of the model's files, differs between ranks."""
+    """Return the id of the model that all `ranks` compute. Raises BackendError if the id `files`
+    differs between ranks."""
     require_same(ranks.gather(digest("files-v1", files.encode())), "model, mlx or kind of device")
     names = ranks.gather(digest("rank-v1", name.encode()))
     kind = name[: name.rindex(":") + 1]
@@ -110,7 +102,6 @@ def shared_name(name: str, files: str, ranks: Ranks) -> str:
 
 
 def _heads_of(model: Module) -> Mapping[str, int]:
-    """Return, by name, the head counts that must be divisible by the number of ranks."""
     arguments = getattr(model, "args", None)
     nested = getattr(arguments, "text_config", None)
     found: dict[str, int] = {}

@@ -1,9 +1,6 @@
-"""Bodies of all ranks, and how their parts move between rank 0 and the other ranks.
+"""Block bodies of all ranks, and how their parts move between the ranks.
 
-On one machine, parts move through host memory that rank 0 allocates and the other ranks map. Rank 0
-reuses the memory, because pinning new memory stalls a device. On systems other than Linux, ranks
-send the parts: there is no unnamed shared memory. Knows bodies and frames; does not know which
-backend call needs them.
+On Linux, the ranks share host memory. Elsewhere they send the parts.
 """
 
 from __future__ import annotations
@@ -27,14 +24,14 @@ from semantic.ports.generation import BodyTarget
 from semantic.ports.ranks import ChannelPort, Data, Frame, Op, Pins
 
 LEAST_BYTES = 1 << 15
-"""Parts with fewer bytes are sent, not shared, since each piece costs a mapping per process."""
+"""Parts with fewer bytes are sent, not shared: each piece costs a mapping per process."""
 _COPY_THREADS = 4
 _PREPARED = 4
-"""How many pieces to map in advance: one for each body that may be in transit."""
+"""How many pieces to map in advance."""
 
 
 class Loan(NamedTuple):
-    """A part for one target of a call. The part stays in shared memory until `rank` has read it."""
+    """A part of a call's body. It stays in shared memory until `rank` has read it."""
 
     rank: int
     number: int
@@ -58,7 +55,7 @@ class MappedMemory:
         os.close(descriptor)
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """Unmap the pieces `numbers`, which are no longer in use."""
+        """Unmap the pieces `numbers`."""
         for number in numbers:
             address, n_bytes = self._pieces.pop(number, (0, 0))
             if number in self._pinned and self.driver is not None:
@@ -68,7 +65,7 @@ class MappedMemory:
                 unmap_piece(address, n_bytes)
 
     def view(self, number: int, at: int, n_bytes: int) -> memoryview:
-        """Return part of a piece; pin the piece on first use. Raises RuntimeError on failure."""
+        """Return part of a piece, pinned for the device. Raises RuntimeError on failure."""
         if number not in self._pieces:
             raise RuntimeError("cannot map memory of rank 0")
         address, size = self._pieces[number]
@@ -79,12 +76,12 @@ class MappedMemory:
         return memoryview(piece).cast("B")[at : at + n_bytes]
 
     def offer(self, call: int, where: Sequence[int]) -> None:
-        """Record where rank 0 wants the body of a call. An empty `where` means: send the body."""
+        """Record where rank 0 wants the body of a call. If `where` is empty, this rank sends it."""
         self._room(call).set_result(where)
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for rank 0 to say where to write a body, and return that memory; None if this rank
-        must send the body. Raises RuntimeError if the sizes differ."""
+        """Wait for rank 0 to offer memory for a body; return None if this rank must send the body.
+        Raises RuntimeError if the sizes differ."""
         where = self._room(call).result()
         if not where:
             return None
@@ -107,8 +104,9 @@ _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_piece(descriptor: int, n_bytes: int) -> int:
-    """Map shared memory and return its address. Allocates all pages now: allocation during pinning
-    would stall the device. Python's mmap would keep the descriptor open. Raises OSError."""
+    """Map shared memory and return its address. Raises OSError."""
+    # Not Python's mmap, which would keep the descriptor open. All pages now: allocating them while
+    # pinning would stall the device.
     access = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
     address: int = _LIBC.mmap(None, n_bytes, access, flags, descriptor, 0)
@@ -138,14 +136,13 @@ class SharedMemory:
         self._memory = HostMemory(self)
 
     def take(self, n_bytes: int) -> memoryview:
-        """Return memory of `n_bytes` with arbitrary content, shared if it is large enough; see
-        `HostMemory.take`."""
+        """Return memory of `n_bytes` with arbitrary content, shared if it is large enough."""
         if n_bytes < LEAST_BYTES:
             return memoryview(bytearray(n_bytes))
         return self._memory.take(n_bytes)
 
     def prepare(self, n_bytes: int) -> None:
-        """Map some pieces of at least `n_bytes` before any computation begins."""
+        """Map some pieces of at least `n_bytes` in advance."""
         pieces = [self.take(n_bytes) for _ in range(_PREPARED)]
         pieces.clear()
 
@@ -156,8 +153,7 @@ class SharedMemory:
         return self._transfers.memory.take(n_bytes)
 
     def where(self, data: memoryview) -> tuple[int, int, int] | None:
-        """Return where the other ranks find `data`: a piece's number, an offset and a length in
-        bytes; None if `data` is not in shared memory."""
+        """Return piece, offset and length in bytes of `data`; None if it is not shared."""
         if not isinstance(data.obj, ctypes.Array):
             return None
         begin = ctypes.addressof(data.obj)
@@ -165,8 +161,8 @@ class SharedMemory:
         return piece and (piece[0], address_of(data) - begin, data.nbytes)
 
     def lend(self, data: memoryview, loan: Loan) -> tuple[int, ...]:
-        """Share `data`, or a copy of it, with a rank until `taken`. Return the place as `where`
-        does, or an empty tuple if shared memory is short."""
+        """Share `data`, or a copy, with a rank until `taken`. Returns its place, empty if shared
+        memory is short."""
         where = self.where(data)
         if where is None:
             copy = self.take(len(data))
@@ -223,8 +219,7 @@ def shared_by(channels: Sequence[ChannelPort]) -> SharedMemory | None:
 
 
 class SharedRoom:
-    """Memory for the body that one call exports, and for the other ranks' parts. Each part is
-    copied into the body once its rank has written the part."""
+    """Memory for the body that one call exports, and for the other ranks' parts of it."""
 
     def __init__(self, memory: SharedMemory, channels: Sequence[ChannelPort], number: int) -> None:
         self._memory = memory
@@ -235,8 +230,8 @@ class SharedRoom:
         """The body, complete once all parts have arrived; None if the ranks send their parts."""
 
     def take(self, n_bytes: int) -> memoryview | None:
-        """Take memory for the body, send the other ranks the places for their parts, and return
-        rank 0's part of the memory. Return None if the other ranks send their parts instead."""
+        """Take memory for the body and return rank 0's part; None if the other ranks send
+        theirs."""
         places: dict[int, tuple[int, ...]] = {}
         try:
             for channel in self._channels:
@@ -252,15 +247,14 @@ class SharedRoom:
         return None if self.whole is None else self.whole[:n_bytes]
 
     def arrived(self, rank: int, *, written: bool) -> None:
-        """Copy a rank's part into the body if the rank has `written` it; free the part's memory."""
+        """Copy a rank's part into the body, if the rank has `written` it."""
         part = self._parts.pop(rank, None)
         if written and part is not None and self.whole is not None:
             _copy(part, self.whole[rank * len(part) :])
 
 
 def _copy(data: memoryview, to: memoryview) -> None:
-    """Copy on several threads, because one thread is slower than memory. Python threads keep
-    running meanwhile."""
+    """Copy on several threads: one thread is slower than memory."""
     source, target, step = address_of(data), address_of(to), -(-len(data) // _COPY_THREADS)
 
     def copy(at: int) -> None:
@@ -294,7 +288,7 @@ class GatheredBody:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A target on the other ranks, identified by its `loading` call's number and its index."""
+    """A target on the other ranks: its `loading` call's number and its index."""
 
     channels: Sequence[ChannelPort]
     number: int
@@ -302,7 +296,7 @@ class Place:
 
 
 class SharedTarget:
-    """A `BodyTarget` for which each rank receives a part of the body."""
+    """A `BodyTarget` that writes each rank's part of the body."""
 
     def __init__(
         self, own: BodyTarget, place: Place, per_token: int, memory: SharedMemory | None

@@ -1,11 +1,11 @@
 """Compiles grammars up to their first mask: as a function, and as a process that can be ended.
 
-The process runs this file as a program: it imports llguidance and the standard library, never
-`semantic`. It reads frames (a length of four bytes, big-endian, then that many bytes) from its
-standard input: a header and the bytes of all tokens, then one grammar after the other. It answers
-each grammar with a frame that contains the grammar's error, or no bytes. A grammar that exceeds a
-limit ends the process: by SIGPROF for CPU time, with `OUT_OF_MEMORY` or an abort for memory. Any
-other exit status means that the process failed, not the grammar.
+The process never imports `semantic`. It reads frames from its standard input: a header, the bytes
+of all tokens, then grammars. A frame is its length in four bytes, big-endian, and its content. The
+answer to a grammar is a frame with its error, or an empty one.
+
+A grammar that exceeds a limit ends the process: by SIGPROF for CPU time, with `OUT_OF_MEMORY` or an
+abort for memory.
 """
 
 from __future__ import annotations
@@ -30,22 +30,21 @@ OUT_OF_MEMORY = 77
 _FRAME = 4
 """Bytes that hold a frame's length."""
 _STACK = 512 << 20
-"""Bytes of address space of the deep stack. The stack takes memory only as it grows."""
+"""Bytes of address space for the deep stack, which takes memory only as it grows."""
 _POLL_S = 0.02
 """Seconds between two checks of the memory in use."""
 _SMALL_STACK = 1 << 20
-"""Bytes of every other thread's stack. The system's default may exceed what `_THREADS` allows."""
+"""Bytes of every other thread's stack."""
 _THREADS = 64 << 20
 """Bytes of address space for other threads."""
 _FRESH = 4
-"""A process ends itself once memory left over from earlier grammars fills 1/4 of its limit."""
+"""A process ends itself once old memory fills a quarter of its limit."""
 _NICE = 10
-"""The process's niceness, so that the model's threads take precedence."""
+"""The process's niceness."""
 _PAGES = Path("/proc/self/statm")
-"""On Linux: pages of address space, then of memory. `ru_maxrss` would include the parent's use."""
+"""Pages of address space, then of memory. `ru_maxrss` would include the parent's use."""
 _LIMITS = LLParserLimits(verbose_errors=False)
-"""llguidance's default limits apply to a step, not to compiling. Verbose errors would quote the
-grammar."""
+"""llguidance's defaults apply to a step, not to compiling. Verbose errors quote the grammar."""
 
 
 class Header(TypedDict):
@@ -59,14 +58,14 @@ class Header(TypedDict):
 
 
 def start(trie: LLTokenizer, source: str) -> LLMatcher:
-    """Return a matcher whose first mask is computed, or a matcher in an error state. Tries two
-    tokens, so that a grammar that soon exceeds limits fails here and not in a batch."""
+    """Return a matcher whose first mask is computed, or a matcher in an error state."""
     matcher = LLMatcher(trie, source, log_level=0, limits=_LIMITS)
     if matcher.is_error():
         return matcher
     mask = int.from_bytes(next_mask(matcher, trie), "little")
     if matcher.is_error() or not mask:
         return matcher
+    # A grammar that soon exceeds limits fails here and not in a batch.
     trial = matcher.deep_copy()
     trial.consume_token((mask & -mask).bit_length() - 1)
     trial.compute_bitmask()
@@ -74,9 +73,7 @@ def start(trie: LLTokenizer, source: str) -> LLMatcher:
 
 
 def next_mask(matcher: LLMatcher, trie: LLTokenizer) -> bytes:
-    """Return the mask of the next token: one bit per token, lowest first. If the grammar forces
-    text, the tokenizer may encode it with special tokens, which the parser does not accept as text.
-    Then the mask allows only the first token of an encoding without special tokens."""
+    """Return the mask of the next token: one bit per token, lowest first."""
     mask = matcher.compute_bitmask()
     if mask.count(0) != len(mask) - 1:
         return mask
@@ -84,6 +81,8 @@ def next_mask(matcher: LLMatcher, trie: LLTokenizer) -> bytes:
     token = bits.bit_length() - 1
     if bits != 1 << token or not trie.is_special_token(token) or matcher.validate_tokens([token]):
         return mask
+    # The grammar forces text that the tokenizer encodes with a special token, which the parser does
+    # not accept as text.
     plain = trie.greedy_tokenize(matcher.compute_ff_bytes().decode(errors="ignore"))
     return (1 << plain[0]).to_bytes(len(mask), "little") if plain else mask
 
@@ -118,7 +117,7 @@ def write_frame(to: IO[bytes], content: bytes) -> None:
 
 
 def read_frame(source: IO[bytes]) -> bytes | None:
-    """Return the next frame's content; None if `source` has ended, even within a frame."""
+    """Return the next frame's content; None if `source` has ended."""
     length = source.read(_FRAME)
     if len(length) < _FRAME:
         return None
@@ -131,8 +130,6 @@ def read_frame(source: IO[bytes]) -> bytes | None:
 
 
 class _Tokens:
-    """The interface that `TokenizerWrapper` expects: tokens, and how to encode text."""
-
     bos_token_id = None
 
     def __init__(self, header: Header, joined: bytes) -> None:
@@ -184,7 +181,6 @@ def _watch(done: threading.Event, most: int) -> None:
 
 
 def _memory() -> int:
-    """Return the bytes of memory in use, or on systems that do not report it, the peak so far."""
     try:
         return int(_PAGES.read_text().split()[1]) * resource.getpagesize()
     except OSError:
@@ -192,8 +188,7 @@ def _memory() -> int:
 
 
 def _limit_address_space(n_bytes: int) -> None:
-    """Allow only `n_bytes` more address space, if possible: memory may grow fast between two
-    checks."""
+    """Allow only `n_bytes` more address space, if possible."""
     with suppress(OSError, ValueError):  # the file exists only on Linux
         used = int(_PAGES.read_text().split()[0]) * resource.getpagesize()
         most = used + n_bytes + _THREADS

@@ -1,8 +1,4 @@
-"""Structured output: JSON schemas and Lark grammars compiled for constrained decoding.
-
-llguidance compiles a grammar to an automaton over the model's tokens. Knows the tokenizer; knows
-nothing about sequences or the model.
-"""
+"""Structured output: JSON schemas and Lark grammars compiled for constrained decoding."""
 
 from __future__ import annotations
 
@@ -28,17 +24,15 @@ from semantic.domain.grammar import Grammar
 from semantic.domain.identity import digest
 
 _MAX_COMPILED = 128
-"""The total weight of grammars to cache. Most take 1 or 2 MB, slow ones 60 MB per CPU second."""
+"""The total weight of grammars to cache. Most take 1 or 2 MB."""
 _WEIGHT_PER_S = 32
 _MAX_WEIGHT = _MAX_COMPILED // 2
 _QUICK_S, _MAX_QUICK = 0.05, 4096
-"""The most CPU seconds for compiling an evicted grammar again on the engine's thread, and the
-number of such quick grammars to remember."""
+"""The most CPU seconds for compiling on the engine's thread, and how many grammars to remember."""
 _MAX_SCHEMA_ERRORS = 64
 _MAX_PREFIXES = 8
 _MAX_GRAMMAR = 1 << 18
-"""The most characters in a grammar. Compiling recurses into nested input, and the stack of
-`on_deep_stack` is large enough for them."""
+"""The most characters in a grammar, limited by the stack of `on_deep_stack`."""
 _MAX_MARK = 256
 _MAX_MESSAGE = 200
 
@@ -52,12 +46,11 @@ class _Compiled:
 
 
 class GrammarCompiler:
-    """Compiles the grammars of one model, with an LRU cache. Any thread may use it. The time that a
-    tenant's grammars take does not depend on what other tenants compile; see `Grammar.tenant`."""
+    """Compiles the grammars of one model, with an LRU cache. Thread-safe."""
 
     def __init__(self, tokenizer: object | None, eos: Collection[int], vocab_size: int) -> None:
-        """`tokenizer` is a Hugging Face tokenizer or mlx-lm's wrapper of it; with None, the
-        compiler refuses every grammar. `vocab_size` is the model's number of logits."""
+        """`tokenizer` is a Hugging Face tokenizer or mlx-lm's wrapper; with None, the compiler
+        refuses every grammar. `vocab_size` is the model's number of logits."""
         self._tokenizer = tokenizer
         self._eos = frozenset(eos)
         self._vocab_size = vocab_size
@@ -69,9 +62,8 @@ class GrammarCompiler:
         self._verdicts: Verdicts | None = None
 
     def guard(self, verdicts: Verdicts) -> None:
-        """Accept only cheap grammars and grammars with a good verdict in `verdicts`. For other
-        grammars, raise the error in the verdict, or UncheckedGrammarError. `check` and `mask`
-        compile a grammar with a good verdict only if it is known to compile quickly."""
+        """Accept only cheap grammars and grammars that `verdicts` accepts. For others, raise the
+        verdict's error, or UncheckedGrammarError."""
         self._verdicts = verdicts
 
     def schema_error(self, schema: str, tenant: str = "") -> str:
@@ -85,8 +77,7 @@ class GrammarCompiler:
         return problem
 
     def require_checked(self, schemas: Sequence[str], tenant: str = "") -> None:
-        """Raise UncheckedGrammarError if some of a tenant's `schemas` need a check first. The error
-        lists the unchecked schemas."""
+        """Raise UncheckedGrammarError with the tenant's `schemas` that still need a check."""
         if self._verdicts is None:
             return
         expensive = [schema for schema in schemas if not is_cheap(schema)]
@@ -96,9 +87,7 @@ class GrammarCompiler:
             raise UncheckedGrammarError(unknown, compiles=False)
 
     def require_enforceable(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError if a client's `grammar` is not valid by itself. An invalid
-        part of a larger grammar might fail only in mid-answer. Raises UncheckedGrammarError if the
-        grammar needs a check first."""
+        """Raise InvalidRequestError if a client's `grammar` is not valid by itself."""
         if self._verdicts is None:
             self.check(grammar)
             return
@@ -109,26 +98,27 @@ class GrammarCompiler:
             raise InvalidRequestError(problem)
 
     def check(self, grammar: Grammar) -> None:
-        """Compile `grammar` and compute its first masks. Raises InvalidRequestError with the reason
-        if the engine cannot enforce the grammar, and UncheckedGrammarError if the grammar first
-        needs a check or `compile`."""
+        """Compile `grammar` and compute its first masks.
+
+        Raises InvalidRequestError if the engine cannot enforce it, and UncheckedGrammarError if it
+        first needs a check.
+        """
         self._ready(grammar)
 
     def compile(self, grammar: Grammar) -> None:
-        """Compile `grammar`, which must have a good verdict, even if the compilation takes long.
-        Raises the same errors as `check`."""
+        """Like `check`, but for a checked grammar, even if the compilation takes long."""
         self._compile(grammar)
 
     def mask(self, grammar: Grammar, n_prompt: int) -> GrammarMask:
-        """Return a logits processor for an answer that follows `n_prompt` tokens. Raises the same
-        errors as `check`."""
+        """Return a logits processor for an answer after `n_prompt` tokens. See `check` for
+        errors."""
         compiled = self._ready(grammar)
         matcher = compiled.matcher.deep_copy()
         return GrammarMask(self.vocabulary, matcher, compiled.prefix, n_prompt)
 
     def _ready(self, grammar: Grammar) -> _Compiled:
-        """Return the compiled `grammar`, from the cache or anew. Compiles only quick grammars,
-        because all requests wait for this thread."""
+        """Return the compiled `grammar`. Compiles only quick ones: requests wait for this
+        thread."""
         with self._lock:
             found = self._compiled.get(grammar.tenant, grammar)
             is_quick = self._quick.get(grammar.tenant, _key(grammar)) is True
@@ -180,7 +170,7 @@ class GrammarCompiler:
 
 
 _CHEAP = 1024
-"""The most characters in a cheap grammar: repetition can cost the square of the text's length."""
+"""The most characters in a cheap grammar."""
 _EXPENSIVE = re.compile(
     r"""multipleOf|[pP]attern|allOf|anyOf|oneOf|[rR]ef"|format|x-guidance|%regex|%lark"""
     r"""|additionalProperties"\s*:\s*\{|\\u00[0-7]"""
@@ -191,15 +181,8 @@ _OWN_OPTIONS = json.dumps({"x-guidance": JSON_SPACE})[1:-1]
 def is_cheap(text: str) -> bool:
     """Return whether a JSON schema, or our own grammar with schemas in it, is cheap to compile.
 
-    Judges by the text alone and may refuse a cheap text. A grammar is expensive if its automaton is
-    large. Only products make a large automaton from few characters: a remainder for each
-    `multipleOf`; the intersections that `allOf`, `oneOf` or several patterns form; references,
-    which repeat their target; `anyOf`, each of whose branches repeats its surroundings; and a
-    schema of additional properties, repeated for each name in `required`. Other features may repeat
-    parts too, as a list of types repeats the properties, so the text must be short. A client's own
-    grammar (`%lark`) is never cheap. Ranges, lengths and numbers of items cost little: they become
-    counters. A client's name, value or escape that looks like an expensive feature only causes a
-    check.
+    Judges by the text alone. A short text is expensive only if it multiplies parts, as
+    `multipleOf`, `allOf` and references do. A client's own grammar (`%lark`) is never cheap.
     """
     return len(text) <= _CHEAP and not _EXPENSIVE.search(text.replace(_OWN_OPTIONS, ""))
 
@@ -209,13 +192,13 @@ def _key(grammar: Grammar) -> bytes:
 
 
 def name_of(grammar: Grammar) -> str:
-    """Return the name of the grammar's kind, for error messages."""
+    """Return the name of the grammar's kind for error messages."""
     return grammar.kind.replace("_", " ")
 
 
 def grammar_source(grammar: Grammar) -> str:
-    """Return `grammar` in llguidance's own notation. Raises InvalidRequestError for a text that is
-    too long, not Unicode or not JSON."""
+    """Return `grammar` in llguidance's own notation. Raises InvalidRequestError if it is too long
+    or malformed."""
     if len(grammar.text) > _MAX_GRAMMAR:
         raise InvalidRequestError(
             f"grammar: expected at most {_MAX_GRAMMAR} characters, got {len(grammar.text)}"
@@ -255,7 +238,7 @@ def error_line(report: str) -> str:
 
 
 def _normalized_schema(text: str) -> str:
-    """Parse a schema and write it anew, so that llguidance gets exactly one JSON value."""
+    """Return the text of a schema so that llguidance gets exactly one JSON value."""
     try:
         schema: object = json.loads(text, parse_constant=_refuse_constant)
         if isinstance(schema, dict):

@@ -1,7 +1,6 @@
 """A process that compiles grammars within limits on CPU time and memory.
 
-llguidance cannot interrupt a compilation, and the cost has no limit: a schema of a few hundred
-bytes can take minutes and gigabytes. Starts, feeds and ends `grammar_child`.
+A schema of a few hundred bytes can take minutes and gigabytes, and llguidance cannot interrupt it.
 """
 
 from __future__ import annotations
@@ -35,13 +34,11 @@ _RUN = (
     "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path(sys.argv[2], None, '__main__')"
 )
 _ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
-"""With this setting, glibc reserves no address space for each thread, which the limit on address
-space would count."""
+"""With this setting, glibc reserves no address space for each thread."""
 _ENVIRONMENT = {"DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH"}
-"""The only variables passed to the interpreter, which may need them; others may contain keys."""
+"""The only variables passed to the process; others may contain keys."""
 _STARTS = 2
-"""Tries per grammar: the process may have ended itself after the previous grammar, or may fail by
-chance."""
+"""Tries per grammar, since the process may fail by chance."""
 _LINE = 200
 """The most characters of the process's last message to repeat in an error."""
 _MIB = 1 << 20
@@ -49,8 +46,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """Limits for one grammar: CPU seconds, bytes of memory, and the wall-clock seconds after which
-    the process counts as stuck, even on a busy machine."""
+    """Limits for one grammar: CPU seconds, bytes of memory, and wall-clock seconds."""
 
     cpu_s: float = 2.0
     memory: int = 256 * _MIB
@@ -58,13 +54,15 @@ class ProcessLimits:
 
 
 class GrammarProcess:
-    """A `GrammarProbe` that compiles one grammar at a time. The first grammar starts the process.
-    If a grammar ends the process, the next grammar starts a new process."""
+    """A `GrammarProbe` that compiles one grammar at a time.
+
+    If a grammar ends the process, the next grammar starts a new one.
+    """
 
     def __init__(
         self, vocabulary: Callable[[], Vocabulary], limits: ProcessLimits | None = None
     ) -> None:
-        """`vocabulary` returns the model's vocabulary. Each start of a process calls it."""
+        """`vocabulary` returns the model's vocabulary."""
         self._vocabulary = vocabulary
         self._limits = limits or ProcessLimits()
         self._lock = threading.Lock()
@@ -141,8 +139,6 @@ class GrammarProcess:
 
 
 class _Child:
-    """A running process and its pipes."""
-
     def __init__(self) -> None:
         self.is_killed = False
         self._said = b""
@@ -158,7 +154,6 @@ class _Child:
         )
 
     def introduce(self, vocabulary: Vocabulary, limits: ProcessLimits) -> bool:
-        """Send the vocabulary; return whether the process is ready."""
         texts, trie = vocabulary.texts, vocabulary.trie
         header: Header = {
             "lengths": [len(text) for text in texts],
@@ -182,12 +177,11 @@ class _Child:
         self.process.kill()
 
     def end(self) -> int:
-        """Close the pipes of an ending process, wait for its end, and return its exit status."""
         _, self._said = self.process.communicate()
         return self.process.returncode
 
     def last_words(self) -> str:
-        """Return how the process ended, including the last line that it wrote to stderr."""
+        """Return how the process ended, and the last line that it wrote to stderr."""
         lines = self._said.decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "no message")
         return f"status {self.process.returncode}, {last[:_LINE]}; retry"
@@ -207,8 +201,8 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _reason(status: int, limits: ProcessLimits) -> str:
-    """Return why to refuse a grammar whose compilation ended the process with exit `status`. Raises
-    CapacityError if the grammar is not the cause."""
+    """Return why to refuse a grammar that ended the process. Raises CapacityError if it is not the
+    cause."""
     if status == -signal.SIGPROF:
         return f"compiling it takes more than {limits.cpu_s:g} s of CPU time; {_SIMPLER}"
     if status in (OUT_OF_MEMORY, -signal.SIGABRT):

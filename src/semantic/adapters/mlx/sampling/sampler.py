@@ -1,7 +1,6 @@
-"""Sampling: seeded samplers, logits processors for penalties and logit bias, log-probabilities.
+"""Sampling: seeded samplers, logits processors and log-probabilities.
 
-A seeded draw depends only on the seed and on the token's index in the answer, so neither the batch
-nor a preemption changes it. Knows nothing about sequences or requests.
+A seeded draw depends only on the seed and on the token's index in the answer.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ _SEED_STRIDE = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Parameters that select the tokens to draw from, and weight these tokens. Rows with equal
-    filters share one draw."""
+    """Top-p, min-p, top-k and temperature. Rows with equal filters share one draw."""
 
     temperature: float
     top_p: float
@@ -38,7 +36,7 @@ class Filters:
     top_k: int
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """Filter `logprobs`, (rows, vocab): top-p, min-p, top-k as in mlx-lm, then temperature."""
+        """Filter `logprobs`, (rows, vocab), in the order of mlx-lm."""
         if self.top_p < 1:
             logprobs = apply_top_p(logprobs, self.top_p)
         if self.min_p > 0:
@@ -49,7 +47,7 @@ class Filters:
 
 
 _SCORED_ROWS = 32
-"""Positions per step of `score_tokens`, since each position needs a row of logits in fp32."""
+"""Positions per step of `score_tokens`."""
 
 Sampler = Callable[[mx.array], mx.array]
 """Takes log-probabilities, (1, vocab); returns a token id, (1,)."""
@@ -59,7 +57,7 @@ LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 
 
 class SeededSampler:
-    """Samples token number `drawn` of an answer, then each later token. Call it once per token."""
+    """Samples token number `drawn` of an answer, then each later token."""
 
     def __init__(self, params: SamplingParams, drawn: int) -> None:
         """Raise ValueError if `params` has no seed."""
@@ -73,21 +71,21 @@ class SeededSampler:
         return mx.random.categorical(self.filters(logprobs), key=mx.random.key(self.take_seed()))
 
     def take_seed(self) -> int:
-        """Return the seed for the next draw, and count that draw as done."""
+        """Return the seed for the next token."""
         seed = self._next % 2**63
         self._next += 1
         return seed
 
 
 def make_sampler(params: SamplingParams, drawn: int) -> Sampler:
-    """Return a sampler for token number `drawn` of an answer and all later tokens; call it once per
-    token. Greedy requests share one sampler. Raises ValueError if a sampled request has no seed."""
+    """Return a sampler for token number `drawn` of an answer and all later tokens. Raises
+    ValueError without a needed seed."""
     return greedy_sampler if params.greedy else SeededSampler(params, drawn)
 
 
 def draw(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
-    """Return a token id for each row, (rows,), from log-probabilities, (rows, vocab): the token
-    that the row's own sampler would choose. Rows with equal filters share operations."""
+    """Return a token id for each row, (rows,), as its own sampler would. `logprobs` is (rows,
+    vocab)."""
     groups: dict[object, list[int]] = {}
     for row, sampler in enumerate(samplers):
         alike = sampler.filters if isinstance(sampler, SeededSampler) else sampler
@@ -104,8 +102,8 @@ def draw(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
 
 
 def make_processors(params: SamplingParams, n_prompt: int) -> list[LogitsProcessor]:
-    """Return logits processors for the penalties and the logit bias in `params`. mlx-lm calls each
-    processor once per token. The answer begins after the first `n_prompt` tokens."""
+    """Return logits processors for the penalties and the logit bias in `params`. The answer begins
+    after `n_prompt` tokens."""
     processors: list[LogitsProcessor] = make_logits_processors(
         logit_bias=dict(params.logit_bias) or None,
         repetition_penalty=params.repetition_penalty,
@@ -117,8 +115,7 @@ def make_processors(params: SamplingParams, n_prompt: int) -> list[LogitsProcess
 
 
 def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
-    """Return the log-probabilities of `token` and of the `n_top` most likely tokens, from
-    `logprobs`, (vocab,). The most likely tokens never include tokens of probability zero."""
+    """Return the log-probabilities of `token` and of the `n_top` most likely tokens."""
     top: tuple[tuple[int, float], ...] = ()
     if n_top:
         n_top = min(n_top, logprobs.shape[-1])
@@ -129,9 +126,11 @@ def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
 
 
 def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
-    """Return, for each of `tokens`, its log-probability and those of the `n_top` most likely tokens
-    at its position. `logits`, (len(tokens), vocab), may have any dtype; the log-softmax is in fp32.
-    Raises NotFiniteError if the logits at a position contain NaN or infinity."""
+    """Return the log-probabilities of each of `tokens` and of the `n_top` most likely tokens in its
+    place.
+
+    `logits` is (len(tokens), vocab). Raises NotFiniteError for NaN or infinity.
+    """
     mx.eval(logits)
     scores: list[TokenLogprob] = []
     for start in range(0, len(tokens), _SCORED_ROWS):
@@ -141,10 +140,7 @@ def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[To
 
 
 def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcessor:
-    """Return a processor for OpenAI's penalties: `presence` counts once per distinct token in the
-    answer, `frequency` once per occurrence. mlx-lm's penalties count prompt tokens too, and only
-    recent tokens. The first call counts all earlier tokens, and each later call only new tokens,
-    so a preemption changes no penalty."""
+    """Unlike mlx-lm's penalties, OpenAI's count only tokens of the answer, and all of them."""
     counts: mx.array | None = None
     counted = n_prompt
 
@@ -171,9 +167,7 @@ def _draw_alike(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
 
 
 def _categorical(logits: mx.array, keys: mx.array) -> mx.array:
-    """Like `mx.random.categorical`, but draw each row of (rows, vocab) with its own key in (rows,
-    2). MLX uses one key for all rows, so a row's draw depends on the other rows; this function
-    draws each row as if it were alone."""
+    """Like `mx.random.categorical`, but draw each row of (rows, vocab) with its own key."""
     logits = logits.astype(mx.float32)
     top = mx.max(logits, axis=-1, keepdims=True)
     certain = (logits == top).astype(mx.float32)
@@ -207,6 +201,5 @@ def _score_rows(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[Tok
 
 
 def _most_likely(tokens: list[int], values: list[float]) -> tuple[tuple[int, float], ...]:
-    """Return pairs of token and log-probability, most likely first, without impossible tokens."""
     pairs = [pair for pair in zip(tokens, values, strict=True) if pair[1] > -math.inf]
     return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))

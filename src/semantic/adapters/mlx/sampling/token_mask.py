@@ -1,7 +1,6 @@
 """Constrained decoding: a logits processor that masks tokens by a compiled grammar.
 
-Follows one sequence. Never raises, because that would end every sequence in the step: a grammar
-that fails ends its own sequence and reports why. Knows nothing about the notation of grammars.
+The processor never raises: an error would end every sequence in the step.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ _BITS = mx.array(list(range(8)), dtype=mx.uint8)  # never evaluated: any thread 
 
 
 class Vocabulary:
-    """The tokens of one model as bytes, and masks over these tokens; built once per model. A model
-    may have more logits than its tokenizer has tokens; masks never allow the surplus."""
+    """The tokens of one model as bytes, and masks over them.
+
+    A model may have more logits than its tokenizer has tokens; masks exclude the rest.
+    """
 
     def __init__(self, tokenizer: object, eos: Collection[int], size: int) -> None:
-        """`size` is the model's number of logits. Takes about a second for 150,000 tokens. Raises
-        InvalidRequestError if the tokenizer's vocabulary is not byte-level or lacks a token that
-        ends an answer."""
+        """`size` is the model's number of logits. Raises InvalidRequestError."""
         inner = tokenizer
         if isinstance(tokenizer, TokenizerWrapper):
             inner = tokenizer._tokenizer  # noqa: SLF001  not accessible otherwise
@@ -56,8 +55,7 @@ class Vocabulary:
         return mx.array([token in self.eos for token in range(self.size)])
 
     def all_but_eos(self, without: Collection[int] = ()) -> mx.array:
-        """Return a mask, (size,), that allows all tokens except EOS tokens and those in
-        `without`."""
+        """Return a mask, (size,), of all tokens except EOS tokens and those in `without`."""
         allowed = [True] * len(self.texts) + [False] * (self.size - len(self.texts))
         for token in (*self.eos, *without):
             allowed[token] = False
@@ -65,12 +63,8 @@ class Vocabulary:
 
 
 class FreePrefix:
-    """Unconstrained text before a grammar, up to and including `mark`.
-
-    Matches bytes, because several sequences of tokens may form the mark. A state is the part of
-    `mark` written so far. The token mask excludes EOS, and tokens that would continue after the end
-    of `mark`, because the text there belongs to the grammar.
-    """
+    """Unconstrained text before a grammar, up to and including `mark`. A state is the part of
+    `mark` written so far, in bytes."""
 
     def __init__(self, vocabulary: Vocabulary, mark: str) -> None:
         self._vocabulary = vocabulary
@@ -104,8 +98,7 @@ class FreePrefix:
 
 
 class GrammarMask:
-    """The token mask for one sequence. The first call consumes all earlier tokens of the answer, so
-    the masks are the same after a preemption."""
+    """The token mask for one sequence."""
 
     def __init__(
         self, vocabulary: Vocabulary, matcher: LLMatcher, prefix: FreePrefix | None, n_prompt: int
@@ -120,8 +113,7 @@ class GrammarMask:
         self._failure: tuple[int, str] | None = None
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Return `logits`, (1, vocab), for the token after `tokens`. Forbidden tokens get minus
-        infinity."""
+        """Return `logits`, (1, vocab), with minus infinity for forbidden tokens."""
         # Reading the newest token waits until MLX has it; meanwhile MLX goes on to the logits.
         async_eval(logits)
         for token in cast(list[int], tokens[self._seen :].tolist()):
@@ -130,8 +122,7 @@ class GrammarMask:
         return mx.where(self._allowed(), logits, mx.array(-mx.inf, logits.dtype))
 
     def failure_at(self, position: int) -> str | None:
-        """Return why the grammar failed at or before token `position`, counted from the prompt's
-        start; None if the grammar did not fail."""
+        """Return why the grammar failed at or before token `position`; None if it did not fail."""
         if self._failure is None or position < self._failure[0]:
             return None
         return self._failure[1]

@@ -1,7 +1,6 @@
 """Limits on time and size for rendering chat templates, which come with downloaded models.
 
-Replaces transformers' Jinja environment. The new environment counts turns of loops, and the
-characters of values and of the rendered text. Knows nothing about messages or tokens.
+Replaces transformers' Jinja environment.
 """
 
 from __future__ import annotations
@@ -29,19 +28,18 @@ T = TypeVar("T")
 _SECONDS = 10.0
 """The most CPU seconds for a rendering. A chat of a million tokens takes less than one second."""
 _CHARACTERS = 1 << 26
-"""The most characters in one value, or in the whole text. A request's body is smaller."""
+"""The most characters in one value, or in the whole text."""
 _MADE = 1 << 28
-"""The most characters in all values that a template makes, which may repeat a large chat's texts
-several times."""
+"""The most characters in all values that a template makes."""
 _OBJECT, _REFERENCE = 64, 8
-"""Characters to count for a new part of a list or a turn of a loop, and for a reused part."""
+"""Characters to count for a new part of a list, and for a reused part."""
 _LARGEST_NUMBER = 1 << 24
-"""The largest number that a template may pass to a function or filter, as a width or a count."""
+"""The largest number that a template may pass to a function or filter."""
 _LARGEST_BITS = 1 << 12
 _TURNS_PER_LOOK = 256
 _PARTS_PER_LOOK = 1 << 16
 _WIDTH = re.compile(r"\d{7}|%[^a-zA-Z%]*\*")
-"""A width, in a format, that is too large or that is itself an argument."""
+"""Matches a width in a format that is too large or that is itself an argument."""
 _FORMATS = frozenset({"format", "format_map"})
 _TEXTUAL = _FORMATS | {
     "capitalize", "center", "escape", "forceescape", "indent", "lower", "mark_safe", "pprint",
@@ -62,8 +60,7 @@ class TemplateLimitError(InvalidRequestError):
 
 
 class _Budget(threading.local):
-    """Time and sizes that the rendering on this thread has used. `ends` is None while this thread
-    renders nothing."""
+    """Time and sizes that the rendering on this thread has used."""
 
     ends: float | None = None
     turns = 0
@@ -76,8 +73,7 @@ _budget = _Budget()
 
 @contextmanager
 def bounded_rendering() -> Iterator[None]:
-    """Until the `with` block ends, make rendering in this thread raise TemplateLimitError once the
-    rendering exceeds a limit."""
+    """In the `with` block, rendering on this thread raises TemplateLimitError beyond a limit."""
     _budget.turns = _budget.characters = _budget.made = 0
     _budget.ends = time.thread_time() + _SECONDS
     try:
@@ -89,8 +85,7 @@ def bounded_rendering() -> Iterator[None]:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with limits on each value and, inside `bounded_rendering`, on the rendering
-    as a whole."""
+    """Jinja's sandbox, with limits on each value and on the rendering."""
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
@@ -126,8 +121,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(value[slice(*bounds)], _REFERENCE)
 
     def turn(self, n_characters: int, n_parts: int) -> str:
-        """Count a turn of a loop, or a call of a macro, which writes `n_characters` of fixed text
-        and makes lists with `n_parts` in all."""
+        """Count a turn of a loop or a call of a macro, with its fixed text and its lists."""
         if _budget.ends is not None:
             _budget.turns += 1
             _add(n_characters)
@@ -206,17 +200,12 @@ def _count(value: T) -> T:
 
 
 class _Measure(NamedTuple):
-    """Lower bounds for a value as text: its number of parts, their nesting depth, its number of
-    characters."""
-
     parts: int
     depth: int
     characters: int
 
 
 def _measure(value: object) -> _Measure:
-    """Measure a value. Raises TemplateLimitError as soon as the value is too large, because a list
-    that repeats parts may be larger than memory."""
     level: list[object] = [value]
     n_parts = depth = n_characters = 0
     while level:
@@ -247,7 +236,6 @@ def _check_time() -> None:
 
 
 def _check_json(value: object, options: Iterable[object]) -> None:
-    """Refuse a value that is too large as JSON, where each part gets an indent and a separator."""
     measure, width = _measure(value), 0
     for one in options:
         for text in one if isinstance(one, tuple | list) else (one,):
@@ -294,8 +282,6 @@ def _check_format(text: str) -> None:
 
 
 def _has_nested_field(text: str) -> bool:
-    """Return whether a format takes a width from an argument, as in `{:{}}`. Doubled braces do not
-    count."""
     try:
         return any("{" in (spec or "") for _, _, spec, _ in Formatter().parse(text))
     except ValueError:
@@ -303,14 +289,13 @@ def _has_nested_field(text: str) -> bool:
 
 
 def _check_numbers(called: object, given: Iterable[object]) -> None:
-    """Refuse large numbers that may be a width or a count. A format only prints numbers."""
+    """Raise TemplateLimitError for large numbers, which may be a width or a count."""
     too_large = any(isinstance(one, int) and abs(one) > _LARGEST_NUMBER for one in given)
     if too_large and _name(called) not in _FORMATS:
         raise TemplateLimitError("the chat template calls a function with too large a number")
 
 
 def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -> None:
-    """Refuse texts and lists that would make the result of a function or filter too large."""
     name = _name(called)
     if name in _TEXTUAL:
         _check_size(sum(_measure(one).characters for one in given))
@@ -324,8 +309,7 @@ def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -
 
 
 def _counted(values: object, mark: int) -> object:
-    """Return `values` for a join. Iterating over them raises TemplateLimitError once the join's
-    text, with `mark` characters after each value, is too large."""
+    """Yield `values` for a join. Raises TemplateLimitError once the text is too large."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         return values
     return _within_limits(values, mark)
@@ -344,7 +328,6 @@ def _name(called: object) -> str:
 
 
 def _owner(method: object) -> object:
-    """Return the object to which a method belongs, also if the sandbox has wrapped the method."""
     wrapped = getattr(method, "__wrapped__", method)
     found: object = getattr(wrapped, "__self__", None)
     return found

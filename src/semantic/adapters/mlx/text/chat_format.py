@@ -1,9 +1,4 @@
-"""Chat format of one model: renders chats, parses tool calls, builds grammars for answers.
-
-Takes the template, the marks and the parser from mlx-lm's tokenizer. To find the text that a
-template writes after an answer, renders a short substitute for the history. Knows the tokenizer;
-knows nothing about the model or how the engine enforces a grammar.
-"""
+"""Chat format of one model: renders chats, parses tool calls, builds grammars for answers."""
 
 from __future__ import annotations
 
@@ -59,10 +54,11 @@ _ANSWER_TEXT = "y"
 
 
 class IncrementalRenderer:
-    """Continues chats without rendering their history, if a trial shows that this works for the
-    template. `is_supported` is True if the tokens after an answer do not depend on the history.
-    `preserves_history` is True if a full rendering shows earlier answers and thoughts as the model
-    generated them."""
+    """Continues chats without rendering their history.
+
+    `is_supported` says whether the template allows it. `preserves_history` is True if a full
+    rendering shows earlier answers as generated.
+    """
 
     def __init__(
         self,
@@ -74,9 +70,7 @@ class IncrementalRenderer:
         loops_only: bool = False,
     ) -> None:
         """`render` renders a whole chat; `eos` tokens end an answer; `thinks` says that the model
-        marks thoughts. If `single_calls`, several calls become several answers. `loops_only` is as
-        in `ChatFormat`, and also becomes True if the template writes tools before the last
-        question."""
+        marks thoughts. If `single_calls`, several calls become several answers."""
         self._render = render
         self._eos = eos
         self._single_calls = single_calls
@@ -119,8 +113,6 @@ class IncrementalRenderer:
         return after is not None and whole[-len(after.tokens) :] != after.tokens
 
     def _is_supported(self) -> bool:
-        """Return whether the tokens right after an answer stay the same if a substitute replaces
-        the history."""
         question, tool = Message("user", "probe1"), Tool("probetool")
         later = Message("tool", "probe4", tool_call_id="probe5") if self.loops_only else question
         last = []
@@ -140,8 +132,7 @@ class IncrementalRenderer:
         return self.loops_only or last[0] != last[1]
 
     def _preserves_history(self, *, thinks: bool) -> bool:
-        """Return whether a rendering shows an answer as generated, even if a later question
-        follows."""
+        """Return whether a rendering shows an answer as generated, even before a later question."""
         question = Message("user", "probe1")
         answer, other = (Message("assistant", "probe2", thought) for thought in ("no", "yes"))
         try:
@@ -193,8 +184,7 @@ class MLXChatFormat:
         grammars: GrammarCompiler | None = None,
         parsers: Parsers | None = None,
     ) -> None:
-        """`grammars` compiles grammars for answers, and may refuse schemas that are not checked
-        yet. `parsers` take precedence over the tokenizer's files. Raises InvalidRequestError if
+        """`parsers` take precedence over the tokenizer's files. Raises InvalidRequestError if
         `parsers` has a call parser but the template has no tools."""
         inner = tokenizer.inner
         self._grammars = grammars or GrammarCompiler(None, (), 0)
@@ -257,8 +247,7 @@ class MLXChatFormat:
         return tuple(self._special_tokens.encode_following(end))
 
     def render(self, chat: Chat) -> RenderedChat:
-        """See `ChatFormat.render`. Special tokens spelled out in a text stay text. A system message
-        that the template refuses becomes a user message between <system> marks."""
+        """See `ChatFormat.render`. Special tokens spelled out in a text stay text."""
         if not self._inner.has_chat_template:
             raise InvalidRequestError(NO_TEMPLATE)
         if self._features.loses_users:
@@ -312,8 +301,7 @@ class MLXChatFormat:
         return "the chat template keeps history unchanged"
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
-        """See `ChatFormat.call_grammar`. The grammar applies after a thought that the prompt opens.
-        If the model may open a thought itself, the grammar begins with an optional thought."""
+        """See `ChatFormat.call_grammar`. The grammar applies after a thought."""
         _check_choice(chat)
         schemas = [json.dumps(schema) for schema in enforced_schemas(chat)]
         self._grammars.require_checked(schemas, tenant)
@@ -327,9 +315,7 @@ class MLXChatFormat:
         return call_grammar(chat, self._language(chat), arguments, after=after)
 
     def _arguments(self, tenant: str, tool: Tool) -> JsonSchema:
-        """Return the schema to enforce for the arguments of `tool`: the tool's own schema if the
-        engine can enforce it; otherwise a schema for any object. For a strict tool, raises
-        InvalidRequestError instead."""
+        """Return the schema to enforce for the arguments of `tool`."""
         schema = arguments_schema(tool)
         if tool.strict:
             self._check_schema(schema, f"the parameters of {tool.name}", tenant)
@@ -352,7 +338,7 @@ class MLXChatFormat:
         )
 
     def _spelled(self, mark: str) -> SpelledMark:
-        """Return `mark` as a series of texts and ids of added tokens, as a grammar needs it."""
+        """Return `mark` as texts and ids of added tokens, as a grammar needs it."""
         pieces: list[int | str] = []
         at = 0
         while at < len(mark):
@@ -397,9 +383,7 @@ class MLXChatFormat:
         return self._tokenizer.apply_template(messages, given)
 
     def _find_special_tokens(self, source: str) -> SpecialTokens:
-        """Return the special tokens of the tokenizer, and the added tokens that `source` or the
-        marks contain. Added tokens around messages count as special, because they mark the
-        speaker."""
+        """Return the special tokens, and the added tokens in `source` or the marks."""
         pairs = [pair for pair in (self.thought_marks, self.call_marks) if pair]
         ours = "".join(mark for pair in pairs for mark in (pair.start, pair.end))
         around = self._around_messages()
@@ -413,7 +397,6 @@ class MLXChatFormat:
         return SpecialTokens(self._tokenizer.encode_rendered, special=special, marks=marks)
 
     def _around_messages(self) -> str:
-        """Return a rendering of messages without tools, calls and reasoning."""
         if not self._inner.has_chat_template:
             return ""
         roles: list[TemplateMessage] = [
@@ -428,14 +411,12 @@ class MLXChatFormat:
 
 
 def _template_source(chat_template: object) -> str:
-    """Return the text of a template, or the joined texts of several named templates."""
     if isinstance(chat_template, dict):
         return "\n".join(map(str, chat_template.values()))
     return chat_template if isinstance(chat_template, str) else ""
 
 
 def _options(options: Mapping[str, object], escaper: Escaper) -> dict[str, object]:
-    """Return a request's template options. Raises InvalidRequestError for a reserved name."""
     for name in options:
         if name in _RESERVED_OPTIONS or name.endswith("_token"):
             raise InvalidRequestError(f"chat_template_kwargs cannot set {name!r}")
@@ -443,8 +424,7 @@ def _options(options: Mapping[str, object], escaper: Escaper) -> dict[str, objec
 
 
 def _texts(chat: Chat) -> Iterator[str]:
-    """Yield all texts of a chat, in every form that templates may write. A placeholder must not
-    occur in these texts."""
+    """Yield all texts of a chat. Placeholders must not occur in them."""
     for message in chat.messages:
         yield from (message.content, message.reasoning, message.name or "")
         yield message.tool_call_id or ""
@@ -455,7 +435,6 @@ def _texts(chat: Chat) -> Iterator[str]:
 
 
 def _check_choice(chat: Chat) -> None:
-    """Raise InvalidRequestError if the tool choice requires a tool that is missing."""
     names = [tool.name for tool in chat.tools]
     name = chat.tool_choice.name
     if chat.tool_choice.mode == "required" and not names:

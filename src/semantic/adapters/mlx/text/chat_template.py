@@ -1,8 +1,4 @@
-"""Features of a model's chat template, detected by trial when the template is loaded.
-
-The trials do not depend on any chat, so a message has the same text in all renderings and a growing
-chat keeps its prefix. Knows messages; knows nothing about tokens.
-"""
+"""Features of a model's chat template, detected by rendering small chats when it loads."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ _IDS: Final[Mapping[Ids, str]] = {
     "numbered": "functions.probetool:{}",
 }
 REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
-"""Names under which templates expect the thought in an assistant message."""
+"""Names under which templates expect reasoning in an assistant message."""
 _OBJECT = {"probekey": "probevalue"}
 _TEXT = '{"probekey": "probevalue"}'
 _NO_OBJECT = '{"probekey": "probevalue'
@@ -52,44 +48,28 @@ _NO_OBJECT = '{"probekey": "probevalue'
 
 @dataclass(frozen=True, slots=True)
 class TemplateFeatures:
-    """The features that a template supports.
+    """The features that a template supports."""
 
-    `tools`: the template renders tools, their calls and results. `writes_calls`: it does not render
-    calls, so calls must be part of the answer's text. `text_arguments`: it expects a call's
-    arguments as JSON text. `any_arguments`: it renders arguments that are not objects, as text.
-    `ids`: the ids of calls that it accepts: all ids, ids of nine letters and digits, or ids that
-    contain the tool's name. `single_calls`: an answer may contain only one call. `splits_text`: the
-    text of an answer with a call must be in an answer of its own. `thought_or_text`: an answer with
-    a call may have either reasoning or a text. `developer`: there is a developer role.
-    `first_system`, `later_system`: a system message may come first, or anywhere. `repeats`:
-    consecutive messages may have the same role. `assistant_first`: the assistant may begin.
-    `user_after_result`: a user's text may follow the result of a call. `orphan_results`: a result
-    may come without a call. `empty_answers`: an answer may be empty. `parts`: contents must be
-    lists of parts. `loses_users`: it leaves out users' texts. `lists_tools`: it requires a list of
-    tools, which may be empty. `unread_calls`: it renders tools, but no parser understands its
-    calls.
-    """
-
-    tools: bool = False
-    writes_calls: bool = False
-    text_arguments: bool = False
-    any_arguments: bool = False
-    ids: Ids = "any"
-    single_calls: bool = False
-    splits_text: bool = False
-    thought_or_text: bool = False
-    developer: bool = False
-    first_system: bool = False
-    later_system: bool = False
-    repeats: bool = False
-    assistant_first: bool = False
-    user_after_result: bool = True
-    orphan_results: bool = False
-    empty_answers: bool = True
-    parts: bool = False
-    loses_users: bool = False
-    lists_tools: bool = False
-    unread_calls: bool = False
+    tools: bool = False  # renders tools, their calls and results
+    writes_calls: bool = False  # calls must be part of the answer's text
+    text_arguments: bool = False  # expects a call's arguments as JSON text
+    any_arguments: bool = False  # renders arguments that are not objects, as text
+    ids: Ids = "any"  # the ids of calls: any, nine letters and digits, or with the tool's name
+    single_calls: bool = False  # an answer may contain only one call
+    splits_text: bool = False  # text beside a call must be in an answer of its own
+    thought_or_text: bool = False  # an answer with a call has either reasoning or text
+    developer: bool = False  # there is a developer role
+    first_system: bool = False  # a system message may come first
+    later_system: bool = False  # a system message may come anywhere
+    repeats: bool = False  # consecutive messages may have the same role
+    assistant_first: bool = False  # the assistant may begin
+    user_after_result: bool = True  # a user's text may follow the result of a call
+    orphan_results: bool = False  # a result may come without a call
+    empty_answers: bool = True  # an answer may be empty
+    parts: bool = False  # contents must be lists of parts
+    loses_users: bool = False  # leaves out users' texts
+    lists_tools: bool = False  # requires a list of tools, which may be empty
+    unread_calls: bool = False  # renders tools, but no parser understands its calls
 
 
 def in_parts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
@@ -103,9 +83,11 @@ def in_parts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
 def detect_features(
     apply: Apply, source: str, *, parses_calls: bool, numbered_ids: bool = False
 ) -> TemplateFeatures:
-    """Detect a template's features by trial. `source` is its text; empty for a template in Python.
-    If `parses_calls` is False, no parser understands the template's calls, and the template counts
-    as having no tools. If `numbered_ids`, ids of calls must contain the tool's name."""
+    """Detect a template's features by trial.
+
+    `source` is its text, empty for a template in Python. `parses_calls` is False if no parser
+    understands its calls. If `numbered_ids`, ids of calls must contain the tool's name.
+    """
     probe = _Probe(apply)
     is_lost = not probe.renders_users()
     parts = is_lost and _Probe(apply, parts=True).renders_users()
@@ -192,8 +174,6 @@ def _contents(messages: Sequence[TemplateMessage]) -> list[str]:
 
 
 class _Probe:
-    """Renders small chats and checks that all their texts appear."""
-
     def __init__(
         self, apply: Apply, *, parts: bool = False, no_tools: list[TemplateMessage] | None = None
     ) -> None:
@@ -206,12 +186,10 @@ class _Probe:
         return self.renders("user") or self.renders("system", "user")
 
     def accepts_users(self) -> bool:
-        """Return whether the template accepts a user's message without an error."""
         return self._text([_message("user", 1)], None) is not None
 
     def renders(self, *roles: str) -> bool:
-        """Return whether messages with these roles appear in order. The role "" stands for an empty
-        answer."""
+        """Return whether messages with these roles appear in order. "" is an empty answer."""
         messages = _messages(roles)
         text = self._text(messages, None)
         return text is not None and _in_order(text, _contents(messages))
@@ -246,9 +224,7 @@ class _Probe:
         before: Roles = ("user",),
         after: Roles = (),
     ) -> bool:
-        """Return whether calls and their results appear, between messages with the roles `before`
-        and `after`. `arguments` replaces the usual arguments; if `thought`, the answer has
-        reasoning and a text too."""
+        """Return whether calls and results appear between the roles `before` and `after`."""
         given = arguments or (_TEXT if text_arguments else _OBJECT)
         calls = [_call(given, ids, number) for number in range(n_calls)]
         answer: TemplateMessage = {"role": "assistant", "content": text, "tool_calls": calls}

@@ -1,7 +1,6 @@
-"""Turns chats into messages that one model's template supports; unsupported parts become text.
+"""Turns chats into messages that one model's template supports.
 
-If a template lacks tools, calls or system messages, they become text in the form that most open
-models have been trained on: JSON between marks. Knows nothing about templates' sources or tokens.
+Unsupported parts become text: JSON between marks.
 """
 
 from __future__ import annotations
@@ -37,16 +36,15 @@ To call a function, write a JSON object with its name and its arguments between 
 
 _SYSTEM = ("system", "developer")
 _NO_RESULT = "There is no result."
-"""The result of a call that a user interrupted, for templates that require a result."""
+"""The result of a call that a user interrupted."""
 _NOTHING_SAID = "."
-"""A user's text to put before an assistant's message that begins a chat, for templates that require
-one."""
+"""A user's text to put before an assistant's message that begins a chat."""
 _SHORT_ID_LENGTH = 9
 _NUMBERED = re.compile(r"functions\..+:[0-9]+")
 
 
 WriteCalls = Callable[[Sequence[tuple[str, object]]], str]
-"""Takes the calls' names and arguments; returns the text with which the model would make them."""
+"""Takes calls' names and arguments; returns the text with which the model would make them."""
 
 
 class Escape(Protocol):
@@ -63,8 +61,8 @@ def template_tools(tools: Sequence[Tool], escape: Escape) -> list[TemplateMessag
 def template_messages(
     chat: Chat, features: TemplateFeatures, escape: Escape, write: WriteCalls
 ) -> list[TemplateMessage]:
-    """Return the messages of `chat` in order, for a template with these features. `write` returns
-    the text for calls that the template does not render."""
+    """Return the messages of `chat` for a template with these features. `write` returns the text of
+    calls."""
     writer = _Writer(features, escape, write)
     messages = list(chat.messages)
     if chat.tools and not features.tools:
@@ -96,7 +94,6 @@ def _signature(tool: Tool, escape: Escape) -> dict[str, object]:
 
 
 def _call_as_text(name: str, arguments: str) -> str:
-    """Return a call as text of the assistant. `arguments` is JSON text and stays unchanged."""
     name = json.dumps(name, ensure_ascii=False)
     return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
@@ -106,8 +103,6 @@ def _marked(mark: str, content: str) -> str:
 
 
 class _Writer:
-    """Writes messages one by one. No message depends on a later message."""
-
     def __init__(self, features: TemplateFeatures, escape: Escape, write: WriteCalls) -> None:
         self._features = features
         self._escape = escape
@@ -120,8 +115,7 @@ class _Writer:
         self.messages: list[TemplateMessage] = []
 
     def add_tools(self, tools: Sequence[Tool], *, after: bool) -> None:
-        """Describe `tools` in a new first system message or, if `after`, at the end of the chat's
-        first system message."""
+        """Describe `tools` in a new first system message or, if `after`, in the existing one."""
         signatures = (_signature(tool, self._escape) for tool in tools)
         lines = (json.dumps(signature, ensure_ascii=False) for signature in signatures)
         self._tools_text = _TOOLS_PROMPT.format(tools="\n".join(lines))
@@ -175,7 +169,6 @@ class _Writer:
         self._append({"role": "user", "content": content} | self._name_field(name))
 
     def _end_open_calls(self) -> None:
-        """Add a placeholder result to each call without a result: a user's message comes next."""
         for call in list(self._open):
             self._add_result(Message("tool", _NO_RESULT, tool_call_id=call.id))
 
@@ -268,7 +261,6 @@ class _Writer:
         return self._escape(call.id if is_own else f"functions.{call.name}:{self._n_calls}")
 
     def _id(self, call_id: str) -> str:
-        """Return the id that the template accepts for a call and for its result."""
         if call_id in self._ids:
             return self._ids[call_id]
         if self._features.ids != "short":

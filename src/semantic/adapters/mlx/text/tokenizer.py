@@ -1,8 +1,4 @@
-"""A `Tokenizer` over a Hugging Face tokenizer, the bytes of its tokens, and its special tokens.
-
-In most models' byte-level vocabularies, each character of a token stands for one byte. A special
-token spelled out in a user's text stays text: while a template renders, a placeholder replaces it.
-"""
+"""A `Tokenizer` over a Hugging Face tokenizer, the bytes of its tokens, and its special tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from semantic.application.request import ByteDetokenizer, StreamingDetokenizer
 from semantic.domain.errors import BackendError, InvalidRequestError
 
 _PRINTABLE: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-"""Bytes that stand for themselves. Characters from U+0100 on stand for the other bytes."""
+"""Bytes that stand for themselves in a byte-level vocabulary."""
 _BYTES: Final = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(0x100 + number): byte
     for number, byte in enumerate(one for one in range(0x100) if one not in _PRINTABLE)
@@ -34,8 +30,8 @@ _BYTES: Final = {chr(byte): byte for byte in _PRINTABLE} | {
 
 
 def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], str]:
-    """Return a function with the results of a tokenizer's `decode`. If possible, the function skips
-    transformers' Python code."""
+    """Return a function with the results of a tokenizer's `decode`, without Python code if
+    possible."""
     backend = _backend(decode)
     if backend is None:
         return decode
@@ -44,8 +40,7 @@ def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], st
 
 
 def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes] | None:
-    """Return a function that maps a token to its bytes. `decode` is the tokenizer's. Return None if
-    there is no such function. An unknown token has no bytes. The function caches its results."""
+    """Return a function that maps a token to its bytes; None if that is impossible."""
     backend = _backend(decode)
     if backend is None or type(backend.decoder) is not ByteLevel:
         return None
@@ -54,7 +49,6 @@ def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes
 
 
 def _bytes(spelling: str) -> bytes:
-    """Return the bytes for a token's characters. An added token may have other characters."""
     try:
         return bytes(_BYTES[character] for character in spelling)
     except KeyError:
@@ -75,8 +69,6 @@ def _backend(decode: Callable[[list[int]], str]) -> Tokenizer | None:
 
 
 def _cleans(tokenizer: PreTrainedTokenizerFast, backend: Tokenizer) -> bool:
-    """Return whether the tokenizer drops spaces before punctuation, which is not the default for
-    BPE."""
     if not tokenizer.clean_up_tokenization_spaces:
         return False
     told = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
@@ -85,12 +77,11 @@ def _cleans(tokenizer: PreTrainedTokenizerFast, backend: Tokenizer) -> bool:
 
 _RUN: Final = re.compile(r"\s+|\S+")
 _LONG_RUN: Final = 1 << 12
-"""A run of at most this many characters takes only milliseconds."""
+"""The most characters of a run that takes only milliseconds."""
 _OTHER: Final = " a "
-"""Text that ends a run, so that patterns for the end of the text do not match the run."""
+"""Text that ends a run."""
 _SQUARE: Final = 8
-"""If a run four times as long takes more than this many times as long, the time counts as growing
-with the square of the length. Exact growth with the square would give a factor of 16."""
+"""A run is slow if four times its length takes over this many times as long."""
 _MOST_SECONDS: Final = 1.0
 _MEASUREMENTS: Final = 3
 """A text is refused only if this many measurements agree: a garbage collection slows one."""
@@ -99,7 +90,7 @@ NO_TEMPLATE = "this model has no chat template; send a plain prompt"
 
 
 class AddedToken(Protocol):
-    """A token for one fixed text. A `special` token controls the model and is not text."""
+    """A token for one fixed text. A `special` token controls the model."""
 
     content: str
     special: bool
@@ -129,9 +120,7 @@ class HuggingFaceTokenizer(Protocol):
 
 
 class MLXTokenizer:
-    """A `Tokenizer` with the same results as mlx-lm. Any thread may call it. Encoding changes the
-    tokenizer's state and therefore holds a lock. Decoding changes nothing and never blocks, because
-    the engine decodes every token."""
+    """A `Tokenizer` with the results of mlx-lm's. Thread-safe; decoding never waits."""
 
     def __init__(
         self, inner: HuggingFaceTokenizer, clock: Callable[[], float] = time.thread_time
@@ -147,12 +136,11 @@ class MLXTokenizer:
 
     @property
     def longest_token(self) -> int:
-        """The length L, in characters, of the longest token: a text of n characters has at least n
-        / L tokens."""
+        """The length, in characters, of the longest token."""
         return max(map(len, self.inner.get_vocab()), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """See `Tokenizer.encode`. A text that begins with the BOS token gets no second BOS."""
+        """See `Tokenizer.encode`. A text that begins with the BOS token gets no second one."""
         bos = self.inner.bos_token
         if bos is not None and text.startswith(bos):
             add_special_tokens = False
@@ -172,9 +160,7 @@ class MLXTokenizer:
         return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
 
     def _require_soon(self, text: str) -> None:
-        """Raise InvalidRequestError if a run of only spaces, or of only other characters, would
-        take too long to encode. In some models, the time grows with the square of the run's length,
-        and encoding cannot be interrupted."""
+        """Raise InvalidRequestError if a run of similar characters takes too long to encode."""
         if len(text) <= _LONG_RUN:
             return
         run = max(_RUN.finditer(text), key=lambda one: one.end() - one.start())
@@ -189,7 +175,6 @@ class MLXTokenizer:
             )
 
     def _is_slow(self, short: str, long: str, n: int) -> bool:
-        """Measure whether a run of `n` characters would take too long."""
         slow = self._seconds(long)
         expected = slow * (n / _LONG_RUN) ** 2
         return expected > _MOST_SECONDS and slow > _SQUARE * self._seconds(short)
@@ -200,7 +185,7 @@ class MLXTokenizer:
         return self._clock() - began
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Return the tokens of a template's output, which already contains its special tokens."""
+        """Return the tokens of a template's output, which already has its special tokens."""
         return self.encode(text, add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -212,7 +197,7 @@ class MLXTokenizer:
         return StreamingDetokenizer(self.decode, self._some_text).whole(token)
 
     def detokenizer(self, after: Sequence[int] = ()) -> ByteDetokenizer | StreamingDetokenizer:
-        """See `Tokenizer.detokenizer`. After a special token, a new text begins."""
+        """See `Tokenizer.detokenizer`."""
         if self._bytes_of is None:
             begins = bool(after) and after[-1] in self._special
             return StreamingDetokenizer(self.decode, () if begins else after)
@@ -242,7 +227,7 @@ class MLXTokenizer:
 
 
 def refusal(error: Exception) -> InvalidRequestError:
-    """Return the error to raise for a request whose messages the template refused with `error`."""
+    """Return the error to raise for a request if the template raised `error`."""
     reason = str(error) or type(error).__name__
     return InvalidRequestError(f"the chat template refused the messages: {reason}")
 
@@ -254,13 +239,12 @@ _NEVER = "(?!)"
 
 
 class SpecialTokens:
-    """The special tokens of one tokenizer, and an encoder that respects escapes."""
+    """Encodes with one tokenizer's special tokens, and keeps escaped ones as text."""
 
     def __init__(
         self, encode: Encode, special: Mapping[str, int], marks: Mapping[str, int]
     ) -> None:
-        """`Escaper` escapes `special` tokens in every text. Texts of the system and the assistant
-        may contain `marks`, which a template writes around calls and thoughts."""
+        """`Escaper` escapes `special` tokens in every text, and `marks` only in some texts."""
         self._encode = encode
         self._tokens = frozenset(special.values()) | frozenset(marks.values())
         self.special = _any_of(special)
@@ -281,15 +265,13 @@ class SpecialTokens:
         return tokens
 
     def _encode_as_text(self, text: str) -> list[int]:
-        """Return the tokens of `text` without special tokens, by splitting the text where
-        necessary."""
         tokens = self.encode_following(text)
         if len(text) == 1 or not self._tokens.intersection(tokens):
             return tokens
         return self._encode_as_text(text[:1]) + self._encode_as_text(text[1:])
 
     def encode_following(self, text: str) -> list[int]:
-        """Return the tokens of a part of a text, so that SentencePiece puts no space before it."""
+        """Return the tokens of a part of a text, without SentencePiece's leading space."""
         return self._encode_after_newline(text) if self._adds_space else self._encode(text)
 
     def _encode_after_newline(self, text: str) -> list[int]:
@@ -302,7 +284,7 @@ class Escaper:
     """Replaces special tokens in the texts of one chat with placeholders."""
 
     def __init__(self, special_tokens: SpecialTokens, texts: Iterable[str]) -> None:
-        """`texts` are all texts in the chat. Placeholders are words that do not occur in them."""
+        """`texts` are all texts in the chat, in which placeholders must not occur."""
         self._special_tokens = special_tokens
         self._word = _word_not_in([text for text in texts if "hiddentext" in text])
         self.placeholder = re.compile(f"{self._word}([0-9]+)z")

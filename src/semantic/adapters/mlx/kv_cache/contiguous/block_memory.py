@@ -1,9 +1,4 @@
-"""A `BlockMemory` over contiguous caches: reads and writes the bytes of stored blocks in place.
-
-FULL bodies go to where the tokens will stay. WINDOW bodies go into separate buffers, because the
-checkpoint contains the window's first tokens. A device with its own memory copies tokens in one
-piece, without MLX. Knows layers and their arrays; does not know a block's byte layout.
-"""
+"""A `BlockMemory` over contiguous caches: reads and writes stored blocks in place."""
 
 from __future__ import annotations
 
@@ -48,7 +43,7 @@ class ContiguousMemory:
     def __init__(
         self, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None], transfers: Transfers | None
     ) -> None:
-        """`transfers` use the device's copy engine; None if no copy engine works."""
+        """`transfers` use the device's copy engine, if there is one."""
         self._spec = spec
         self._shapes = shapes
         self._transfers = transfers
@@ -125,7 +120,6 @@ class ContiguousMemory:
         return [made.get(i, cache) for i, cache in enumerate(caches)]
 
     def _in_place(self, cache: ContiguousCache, layer: int, stop: int) -> KVBuffer:
-        """Return the arrays into which to load FULL bodies, up to position `stop`."""
         if isinstance(cache, SequenceCache):
             if cache.buffer.capacity < whole_blocks(stop):
                 capacity = cache.buffer.capacity
@@ -140,7 +134,7 @@ class ContiguousMemory:
     def _window(
         self, old: ContiguousCache, piece: Piece, staging: Staging[KVBuffer], length: int
     ) -> SequenceCache:
-        """Return a window's cache: the checkpoint's tokens, then the tokens from WINDOW bodies."""
+        """Return a window's cache: the checkpoint's tokens, then the loaded ones."""
         layer, tokens = piece.layer, piece.tokens
         keys, values = cast(tuple[StoredArray, StoredArray], piece.tree)
         ranges = [BufferRange(KVBuffer(keys.load(), values.load()), 0, len(tokens))]
@@ -160,8 +154,6 @@ class ContiguousMemory:
 
 
 class _Reader:
-    """Returns views of the tokens in a sequence's caches."""
-
     def __init__(
         self, caches: Sequence[ContiguousCache], shapes: Sequence[LayerShape | None]
     ) -> None:
@@ -179,8 +171,7 @@ class _Reader:
         return _segments(buffer.k, start, stop), _segments(buffer.v, start, stop)
 
     def held(self, layer: int, tokens: range) -> tuple[KVBuffer, int]:
-        """Return a layer's keys and values, and the index at which `tokens` begin in them. Raises
-        BackendError if the layer does not hold the tokens, or if the shape or dtype is wrong."""
+        """Return a layer's keys and values, and the index at which `tokens` begin in them."""
         buffer, held = _tokens_of(self._caches[layer])
         require_held(layer, held, tokens)
         shape = require_shape(self._shapes, layer)
@@ -192,8 +183,6 @@ class _Reader:
 
 
 class _Copied:
-    """A `Place` in an array to which no other object refers."""
-
     def __init__(self, array: mx.array, address: int) -> None:
         self._array: mx.array | None = array
         self._address = address
@@ -212,7 +201,6 @@ def _segments(array: mx.array, start: int, stop: int) -> list[memoryview]:
 
 
 def _tokens_of(cache: ContiguousCache) -> tuple[KVBuffer, range]:
-    """Return a cache's arrays and the positions of the tokens at the front of these arrays."""
     if isinstance(cache, SequenceCache):
         return cache.buffer, cache.held
     theirs = cast(MlxLmKVCache, cache)

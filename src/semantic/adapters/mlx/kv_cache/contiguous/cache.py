@@ -1,9 +1,6 @@
-"""One layer's cache in arrays of its own: for one sequence, and for a ragged batch (no padding).
+"""One layer's cache in its own arrays, for one sequence and for a ragged batch.
 
-A sequence prefills alone, with the interface of mlx-lm's caches; `merge` combines several sequences
-into a batch. A `RaggedBatch` replaces mlx-lm's padded batch caches, even in an unmodified
-`BatchGenerator`; joining, leaving and extracting are list operations that copy nothing. Knows the
-arrays (`KVBuffer`) and the layer's window; knows nothing about blocks, pools or requests.
+`RaggedBatch` replaces mlx-lm's padded batch caches. Joining and leaving copy nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +21,8 @@ from semantic.domain.value_objects import whole_blocks
 class KVBuffer:
     """Keys (1, kv_heads, capacity, k_head_dim) and values (1, kv_heads, capacity, v_head_dim).
 
-    MLX writes in place only while no other object refers to the array, so keep a part of a buffer
-    as a `BufferRange`, never as a view. `capacity` is in tokens.
+    MLX writes in place only while no other object refers to the array. So keep a part of a buffer
+    as a `BufferRange`, never as a view.
     """
 
     __slots__ = ("capacity", "k", "v")
@@ -45,7 +42,7 @@ class KVBuffer:
 
     @classmethod
     def gather(cls, ranges: Sequence[BufferRange], capacity: int) -> KVBuffer:
-        """Copy `ranges` into one buffer of `capacity` tokens, copying adjacent ranges at once."""
+        """Copy `ranges` into one buffer of `capacity` tokens."""
         pieces = join_neighbours(ranges)
         return cls(
             _concatenate([p.buffer.k[..., p.start : p.stop, :] for p in pieces], capacity),
@@ -62,19 +59,19 @@ class KVBuffer:
         self.k, self.v, self.capacity = moved.k, moved.v, capacity
 
     def write(self, at: int, stop: int, k: mx.array, v: mx.array) -> None:
-        """Write `k` and `v` as tokens `at` to `stop`; `stop` must not exceed the capacity."""
+        """Write `k` and `v` as tokens `at` to `stop`, which must not exceed the capacity."""
         self.k[..., at:stop, :] = k
         self.v[..., at:stop, :] = v
 
     def read(self, start: int, stop: int) -> tuple[mx.array, mx.array]:
-        """Return views of keys and values of tokens `start` to `stop`. Use the views at once."""
+        """Return views of keys and values of tokens `start` to `stop`. Do not keep the views."""
         if start == 0 and stop == self.capacity:
             return self.k, self.v
         return self.k[..., start:stop, :], self.v[..., start:stop, :]
 
 
 class LentBuffer(KVBuffer):
-    """A placeholder for a buffer whose tokens are in an array that several sequences share."""
+    """Replaces a buffer while an array that several sequences share holds its tokens."""
 
     __slots__ = ("_token_bytes",)
 
@@ -89,17 +86,17 @@ class LentBuffer(KVBuffer):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the sequence has reserved, wherever its tokens are."""
+        """Bytes that the sequence has reserved."""
         return self.capacity * self._token_bytes
 
     def resize(self, kept: range, capacity: int) -> None:  # noqa: ARG002
-        """Record the new capacity. There are no tokens to move."""
+        """Record the new capacity."""
         self.capacity = capacity
 
 
 @dataclass(frozen=True, slots=True)
 class BufferRange:
-    """Tokens `start` to `stop` of a buffer, without a copy. A block's content is such a range."""
+    """Tokens `start` to `stop` of a buffer, without a copy."""
 
     buffer: KVBuffer
     start: int
@@ -111,7 +108,7 @@ class BufferRange:
 
 
 def join_neighbours(ranges: Sequence[BufferRange]) -> list[BufferRange]:
-    """Return the same tokens in the same order, in as few ranges as possible."""
+    """Return the same tokens in as few ranges as possible."""
     joined: list[BufferRange] = []
     for piece in ranges:
         if joined and joined[-1].buffer is piece.buffer and joined[-1].stop == piece.start:
@@ -137,7 +134,7 @@ Mask = mx.array | str | None
 
 
 def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
-    """Return (n, before + n) booleans: a query sees keys in its window up to its own position."""
+    """Return a mask, (n, before + n), in which a query sees the keys in its window."""
     queries = mx.arange(before, before + n)[:, None]
     keys = mx.arange(before + n)[None]
     mask = queries >= keys
@@ -145,7 +142,7 @@ def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
 
 
 def mask_over(n: int, before: int, window: int | None, *, as_array: bool = False) -> Mask:
-    """Return the mask for `n` tokens that attend to one another and to `before` earlier tokens."""
+    """Return the mask for `n` tokens that also attend to `before` earlier tokens."""
     if n == 1:
         return None
     if window is not None and before + n > window:
@@ -154,9 +151,7 @@ def mask_over(n: int, before: int, window: int | None, *, as_array: bool = False
 
 
 class SequenceCache(ABC):
-    """Keys and values of one sequence's tokens in one layer. A full buffer grows; callers that
-    count blocks call `reserve` first. `offset` counts the sequence's tokens, so it is the position
-    of the next token."""
+    """One layer's keys and values of a sequence. `offset` is the position of the next token."""
 
     window: int | None = None
 
@@ -170,7 +165,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def reserve(self, capacity: int) -> None:
-        """Grow the buffer so that it can hold `capacity` tokens of the sequence."""
+        """Grow the buffer to hold `capacity` tokens of the sequence."""
 
     @abstractmethod
     def trim(self, length: int) -> None:
@@ -188,8 +183,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Return the last result of `update_and_fetch` again, for layers that share a cache.
-        Reading `state` discards this result."""
+        """Return the last result of `update_and_fetch`, for layers that share a cache."""
 
     def make_mask(
         self,
@@ -197,8 +191,7 @@ class SequenceCache(ABC):
         return_array: bool = False,
         window_size: int | None = None,  # noqa: ARG002
     ) -> Mask:
-        """Return the mask for the next `N` tokens over the result of `update_and_fetch`. A model
-        passes `window_size`, which equals this cache's window."""
+        """Return the mask for the next `N` tokens."""
         before = len(self.held) if self.window is None else min(len(self.held), self.window - 1)
         return mask_over(N, before, self.window, as_array=return_array)
 
@@ -209,7 +202,7 @@ class SequenceCache(ABC):
 
     @property
     def state(self) -> tuple[mx.array, mx.array]:
-        """The arrays that a caller evaluates."""
+        """The arrays to evaluate."""
         return self.buffer.k, self.buffer.v
 
     @property
@@ -244,7 +237,7 @@ class FullCache(SequenceCache):
 
     @property
     def keys(self) -> mx.array:
-        """The buffer's keys. Some models replace them to order computations with `mx.depends`."""
+        """The buffer's keys. Some models replace them to order computations."""
         return self.buffer.k
 
     @keys.setter
@@ -253,7 +246,7 @@ class FullCache(SequenceCache):
 
     @property
     def values(self) -> mx.array:
-        """The buffer's values; see `keys`."""
+        """The buffer's values."""
         return self.buffer.v
 
     @values.setter
@@ -262,11 +255,7 @@ class FullCache(SequenceCache):
 
 
 class WindowCache(SequenceCache):
-    """Sliding window: holds at least the sequence's last `window` tokens, or all tokens if fewer.
-
-    The tokens are in order from the front of the buffer. When the buffer is full, the last `window`
-    tokens move to the front: the larger the buffer, the more steps share the cost of a move.
-    """
+    """Sliding window: holds at least the sequence's last `window` tokens."""
 
     window: int
 
@@ -312,7 +301,7 @@ class WindowCache(SequenceCache):
         return super().state
 
     def _append_long(self, first: int, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """Append more tokens than fit: attend to all of them, but keep only the last tokens."""
+        """Append more tokens than fit. All of them attend to each other, but only the last stay."""
         old_k, old_v = self.buffer.read(first, self._held)
         seen = KVBuffer(mx.concatenate([old_k, k], axis=2), mx.concatenate([old_v, v], axis=2))
         total = seen.capacity
@@ -323,7 +312,7 @@ class WindowCache(SequenceCache):
         return seen.k, seen.v
 
     def reserve(self, capacity: int) -> None:
-        """See `SequenceCache.reserve`. The buffer never exceeds the size that the window needs."""
+        """See `SequenceCache.reserve`. The buffer has a maximum size."""
         target = min(whole_blocks(capacity), self._most)
         if target > self.buffer.capacity:
             self.buffer.resize(range(self._held), target)
@@ -339,12 +328,12 @@ class WindowCache(SequenceCache):
 
 
 class RaggedKeys(RaggedArray):
-    """Keys of a batch: row i has all keys for its queries; `masks[i]` hides some of the keys."""
+    """Keys of a batch: row i has the keys for its queries, and `masks[i]` hides some of them."""
 
     masks: tuple[Mask, ...]
 
     def each(self, change: Callable[[mx.array], mx.array], dtype: mx.Dtype) -> RaggedKeys:
-        """See `RaggedArray.each`. The result has the same masks."""
+        """See `RaggedArray.each`. Keeps the masks."""
         changed = RaggedKeys(list(map(change, self.rows)), dtype)
         changed.masks = self.masks
         return changed
@@ -352,7 +341,6 @@ class RaggedKeys(RaggedArray):
 
 @functools.lru_cache(maxsize=1)
 def _positions(offsets: tuple[int, ...]) -> mx.array:
-    """Return a batch's positions as an array, created once per step instead of once per layer."""
     return mx.array(offsets, dtype=mx.int32)
 
 
@@ -381,12 +369,12 @@ class RaggedBatch(Generic[Row]):
         self.chosen_from: RaggedBatch[Row] | None = None  # the batch whose tokens these keys select
 
     def __deepcopy__(self, memo: dict[int, object]) -> RaggedBatch[Row]:
-        """Copy the batch, sharing its rows, because mlx-lm copies a batch to split it."""
+        """Copy the batch but share its rows: mlx-lm copies a batch to split it."""
         return RaggedBatch(list(self.rows))
 
     @property
     def n_rows(self) -> int:
-        """Number of rows in a step. There are no padding rows."""
+        """Number of rows in a step."""
         return len(self.rows)
 
     @property
@@ -408,11 +396,11 @@ class RaggedBatch(Generic[Row]):
         return self._fetched
 
     def apart(self) -> Self:
-        """Move the tokens of each row into a separate buffer, and return this batch."""
+        """Move each row's tokens into a separate buffer, and return this batch."""
         return self
 
     def as_rows(self) -> Self:
-        """Like `apart`, but permanently, for a model that computes with single rows."""
+        """Like `apart`, but permanently."""
         return self
 
     def keys_and_values(self) -> tuple[RaggedKeys, RaggedArray]:
@@ -423,7 +411,7 @@ class RaggedBatch(Generic[Row]):
 
     @property
     def keys(self) -> RaggedArray:
-        """The rows' buffers of keys; see `FullCache.keys`."""
+        """The rows' buffers of keys."""
         rows = [cast(FullCache, row).keys for row in self.as_rows().rows]
         return RaggedArray(rows, rows[0].dtype)
 
@@ -434,12 +422,12 @@ class RaggedBatch(Generic[Row]):
 
     @property
     def values(self) -> RaggedArray:
-        """The rows' buffers of values; see `FullCache.keys`."""
+        """The rows' buffers of values."""
         rows = [cast(FullCache, row).values for row in self.as_rows().rows]
         return RaggedArray(rows, rows[0].dtype)
 
     def make_mask(self, *_: object, **__: object) -> None:
-        """Return None: rows have no padding, and the keys carry each row's mask."""
+        """Return None: rows have no padding, and each row of the keys has its own mask."""
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         self.rows, self._fetched = [self.rows[i] for i in batch_indices], None
@@ -452,7 +440,7 @@ class RaggedBatch(Generic[Row]):
 
     @property
     def state(self) -> list[object]:
-        """The arrays that a caller evaluates."""
+        """The arrays to evaluate."""
         return [row.state for row in self.rows]
 
     @property

@@ -1,8 +1,4 @@
-"""A sequence's caches for all layers: creates them, also from blocks, and turns them into blocks.
-
-Each layer uses our cache (`SequenceCache`, batched without padding) or, where a model needs it,
-mlx-lm's own cache. Knows shapes and block sizes; knows nothing about requests, pools or batches.
-"""
+"""A sequence's contiguous caches for all layers: creates them and turns them into blocks."""
 
 from __future__ import annotations
 
@@ -68,7 +64,7 @@ MakeStates = Callable[[], Mapping[int, MlxLmCache]]
 
 
 def states_of(model: Module, spec: ModelCacheSpec) -> MakeStates | None:
-    """Return a function that creates a model's states; None if no layer keeps a state."""
+    """Return a function that creates a model's states; None if no layer has a state."""
     numbers = [i for i, layer in enumerate(spec.layers) if layer.kind is LayerKind.STATE]
 
     def make() -> dict[int, MlxLmCache]:
@@ -81,9 +77,8 @@ def states_of(model: Module, spec: ModelCacheSpec) -> MakeStates | None:
 class ContiguousLayers:
     """Creates a model's caches.
 
-    `ragged[i]` is True if layer i can be in our batch. Such a layer uses our cache if it keeps keys
-    and values of tokens, otherwise mlx-lm's cache for a single sequence. `together` is True if
-    several sequences can be one batch.
+    `ragged[i]` is True if layer i can be in our batch. `together` is True if sequences can be
+    batched.
     """
 
     def __init__(
@@ -109,7 +104,7 @@ class ContiguousLayers:
         """Do nothing: each cache has its own memory."""
 
     def shrink(self, _room: int) -> bool:
-        """Return False, because freed memory goes back to the system at once."""
+        """Return False: freed memory goes back to the system at once."""
         return False
 
     def abandon(self) -> None:
@@ -131,9 +126,8 @@ class ContiguousLayers:
     def restored(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> list[ContiguousCache]:
-        """Return caches that begin with the first `length` tokens of `blocks`. Takes over the
-        buffer if the blocks are exclusive and adjacent; otherwise copies the tokens in one pass.
-        Raises CacheReconstructionError if a layer does not hold these tokens."""
+        """Return caches that begin with the first `length` tokens of `blocks`. Raises
+        CacheReconstructionError if a layer does not hold them."""
         for i in range(self._spec.n_layers):
             self._check(i, blocks, length)
         caches = [
@@ -145,7 +139,7 @@ class ContiguousLayers:
         return caches
 
     def reserve(self, caches: Sequence[ContiguousCache], capacity: int) -> None:
-        """Grow the buffers of our caches so that they can hold `capacity` tokens."""
+        """Grow the buffers of our caches to hold `capacity` tokens."""
         for layer, cache in zip(self._spec.layers, caches, strict=True):
             if isinstance(cache, SequenceCache):
                 cache.reserve(self._capacity(layer, capacity))
@@ -153,8 +147,7 @@ class ContiguousLayers:
     def fill(
         self, caches: Sequence[ContiguousCache], blocks: Sequence[Sequence[KVBlock]], length: int
     ) -> list[KVBlock]:
-        """Fill `blocks` with the contents of `caches`, which hold `length` tokens; return the
-        unused blocks. Shrinks buffers to the used blocks, because the engine counts blocks."""
+        """Fill `blocks` with the first `length` tokens of `caches`; return the unused blocks."""
         unused: list[KVBlock] = []
         shrunk: list[mx.array] = []
         for layer, cache, mine in zip(self._spec.layers, caches, blocks, strict=True):
@@ -204,7 +197,6 @@ class ContiguousLayers:
         return cut_state(state, length, exclusive=exclusive)
 
     def _check(self, i: int, blocks: AgentBlocks, length: int) -> None:
-        """Raise CacheReconstructionError unless layer `i` of `blocks` can be cut to `length`."""
         layer_blocks = blocks.blocks_for_layer(i)
         data = [block.layer_data for block in layer_blocks]
         who = f"layer {i} of {blocks.agent_id!r}"
@@ -227,8 +219,7 @@ class ContiguousLayers:
 
 
 def require_cut(layer: LayerSpec, held: range, length: int, who: str) -> None:
-    """Raise CacheReconstructionError unless a layer that holds the positions `held` can be cut to
-    `length` tokens."""
+    """Raise CacheReconstructionError unless a layer that holds `held` can be cut to `length`."""
     if not earliest_cut(layer, held, held.stop) <= length <= held.stop:
         raise CacheReconstructionError(
             f"{who} holds tokens {held.start} to {held.stop}; cannot cut it to the first {length}"
@@ -267,8 +258,7 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
 
 
 def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> int:
-    """Put `state` into as many of `blocks` as its tokens need; return the number of blocks used.
-    All these blocks refer to the same cache."""
+    """Put `state` into as many of `blocks` as its tokens need; return their number."""
     blocks = blocks[: layer.blocks_for(state.length)]
     first = 0
     if layer.window is not None and state.length >= layer.window:
@@ -281,8 +271,8 @@ def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -
 
 
 def cut_state(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
-    """Return the state's cache, cut to `length` tokens. Raises CacheReconstructionError if the
-    cache does not support cutting."""
+    """Return the state's cache, cut to `length` tokens. Raises CacheReconstructionError if it
+    cannot be cut."""
     cache = state.cache if exclusive else _copied(state.cache)
     surplus = state.length - length
     if surplus == 0:
@@ -295,7 +285,7 @@ def cut_state(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
 
 
 def _copied(cache: MlxLmCache) -> MlxLmCache:
-    """Return a copy of `cache` that shares arrays of states, which never change in place."""
+    """Return a copy of `cache` that shares arrays of states: these never change in place."""
     if isinstance(cache, ArraysCache):
         other = ArraysCache(len(cache.cache))
         other.cache = list(cache.cache)

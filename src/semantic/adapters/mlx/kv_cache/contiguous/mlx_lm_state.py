@@ -1,9 +1,4 @@
-"""The state of mlx-lm's own caches as trees in a checkpoint.
-
-The form of a valid state comes from the model itself: from its caches after a few tokens, which are
-built lazily and never computed. A cache of an unknown class is stored attribute by attribute. Knows
-mlx-lm's cache classes.
-"""
+"""The state of mlx-lm's own caches as trees in a checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +32,7 @@ class _FromState(Protocol):
 
 
 def expected_state(cache: MlxLmCache) -> Tree:
-    """Return the form of the state of every cache like `cache`, with any number of tokens."""
+    """Return the form of the state of every cache like `cache`."""
     name = class_name(cache)
     if name not in _KNOWN:
         return name, [(attribute, Anything()) for attribute in sorted(vars(cache))]
@@ -55,9 +50,8 @@ def write_state(cache: MlxLmCache) -> Tree:
 
 
 def read_state(tree: Tree, expected: Tree, length: int, empty: MlxLmCache) -> MlxLmCache:
-    """Rebuild the cache that `write_state` wrote after `length` tokens, from a new cache, `empty`.
-    `tree` has the form `expected`. Raises CacheReconstructionError if the tree contradicts itself
-    or `length`."""
+    """Return a cache of `length` tokens with the state in `tree`. Raises CacheReconstructionError
+    if the tree contradicts itself or `length`."""
     name, state = cast(tuple[str, Tree], tree)
     if name not in _KNOWN:
         return _with_attributes(empty, cast(list[tuple[str, Tree]], state), length)
@@ -95,7 +89,6 @@ def _each(tree: object, change: Callable[[object], object]) -> object:
 
 
 def _form(state: object, *, attends: bool) -> Tree:
-    """Return the form of `state`. Keys and values may have any number of tokens."""
     axis = _TOKEN_AXIS if attends else None
 
     def form_of(leaf: object) -> object:
@@ -127,7 +120,6 @@ def _loaded(tree: Tree) -> object:
 
 
 def _check(name: str, state: Tree, expected: Tree, length: int) -> None:
-    """Raise CacheReconstructionError unless numbers in `state` match its arrays and `length`."""
     if name in _ATTENDS:
         keys, values, offset, *rest = cast(Sequence[Tree], state)
         held = _tokens(keys)
@@ -144,7 +136,6 @@ def _check(name: str, state: Tree, expected: Tree, length: int) -> None:
 
 
 def _is_write_position(index: int, held: int, length: int, size: int) -> bool:
-    """Return whether a RotatingKVCache with arrays for `held` tokens can write next at `index`."""
     if held == size and length >= size:
         return 0 <= index <= size  # any index of the ring
     return index == min(held, length)  # after the last token

@@ -1,9 +1,6 @@
 """An array with rows of different lengths, which models use like any other array.
 
-A model gets a `RaggedArray` as keys or values of a batch. Operations before attention, such as the
-scores of MLA's rope keys, or instead of attention, such as soft-capped scores, run row by row.
-Functions of `mx` see an array without elements and fail, except the functions in `ROW_BY_ROW`,
-which `attention_hook` replaces. Knows the operations that models apply to keys, values and scores.
+Functions of `mx` fail on it, except those in `ROW_BY_ROW`.
 """
 
 from __future__ import annotations
@@ -16,9 +13,10 @@ import mlx.core as mx
 
 
 class RaggedArray(mx.array):
-    """An array whose row i is `rows[i]`, (1, heads, tokens, dim). A subclass of MLX's array,
-    because MLX's operators accept only arrays, and Python tries the reflected operator of a
-    subclass first."""
+    """An array whose row i is `rows[i]`, (1, heads, tokens, dim).
+
+    A subclass of MLX's array, because MLX's operators accept only arrays.
+    """
 
     rows: tuple[mx.array, ...]
 
@@ -31,9 +29,7 @@ class RaggedArray(mx.array):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape, where one entry is an array of lengths, (batch,) int32, if the rows differ in
-        length. Models compute positions from that entry. Using the entry as a condition raises an
-        error."""
+        """The shape, with an array of lengths, (batch,) int32, in place of different lengths."""
         sizes = zip(*(row.shape[1:] for row in self.rows), strict=True)
         merged = [one[0] if len(set(one)) == 1 else mx.array(one, mx.int32) for one in sizes]
         return cast(tuple[int, ...], (len(self.rows), *merged))
@@ -42,7 +38,7 @@ class RaggedArray(mx.array):
         return RaggedArray(list(map(change, self.rows)), dtype)
 
     def swapaxes(self, axis1: int, axis2: int, stream: object = None) -> RaggedArray:  # noqa: ARG002
-        """Swap axes in each row, where axis 0 has length 1."""
+        """Swap axes in each row."""
         return self.each(lambda row: row.swapaxes(axis1, axis2), self.dtype)
 
     def astype(self, dtype: mx.Dtype, stream: object = None) -> RaggedArray:  # noqa: ARG002
@@ -58,7 +54,7 @@ class RaggedArray(mx.array):
         return self.each(lambda row: row / cast(float, divisor), self.dtype)
 
     def __matmul__(self, right: mx.array) -> mx.array:
-        """Multiply row by row. The product sums over the ragged axis, so the result is dense."""
+        """Multiply row by row, and return a plain array."""
         if not isinstance(right, RaggedArray):
             return NotImplemented
         return mx.concatenate([product(*pair) for pair in zip(self.rows, right.rows, strict=True)])
@@ -70,9 +66,7 @@ class RaggedArray(mx.array):
 
 
 def product(left: mx.array, right: mx.array) -> mx.array:
-    """Return `left @ right`, where `left` is (..., heads, n, width) and `right` (..., heads or 1,
-    width, columns). If all heads of one token share the right operand, compute a single product for
-    these heads."""
+    """Return `left @ right`: (..., heads, n, width) by (..., heads or 1, width, columns)."""
     if left.shape[-2] > 1 or right.shape[-3] > 1:
         return left @ right
     return mx.expand_dims(left.squeeze(-2) @ right.squeeze(-3), -2)
@@ -85,13 +79,11 @@ def rows_of(x: mx.array) -> list[mx.array]:
 
 @functools.cache
 def nothing_of(dtype: mx.Dtype) -> mx.array:
-    """Return an array without elements, whose shape does not broadcast with any model's array."""
-    return mx.zeros((0, 7, 0, 11, 0, 13), dtype)
+    """Return an array without elements."""
+    return mx.zeros((0, 7, 0, 11, 0, 13), dtype)  # broadcasts with no array of a model
 
 
 def _row_by_row(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Return `function`, extended to accept a `RaggedArray` as its first argument."""
-
     @functools.wraps(function)
     def of_rows(x: mx.array, *others: object, **named: object) -> mx.array:
         if isinstance(x, RaggedArray):
@@ -102,7 +94,7 @@ def _row_by_row(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _depends(x: mx.array, dependencies: Sequence[mx.array]) -> mx.array:
-    """Like `mx.depends`, but each row depends only on the same row of the dependencies."""
+    """Like `mx.depends`, but row by row."""
     if not isinstance(x, RaggedArray):
         return cast(mx.array, mx.depends(x, dependencies))
     others = zip(*(cast(RaggedArray, one).rows for one in dependencies), strict=True)
@@ -117,4 +109,4 @@ ROW_BY_ROW: Final[Mapping[str, Callable[..., mx.array]]] = {
         for name in ("expand_dims", "softmax", "tanh", "tile")
     },
 }
-"""Functions of `mx` that models apply to keys, values and scores, by name."""
+"""Functions of `mx` that models apply to keys, values and scores."""

@@ -1,10 +1,6 @@
 """Rows of a ragged batch in slots of shared arrays, for decoding on a CPU.
 
-On a CPU, the time of a step over short contexts depends only on its number of operations. Rows of
-similar capacity share an array: one slot per row, with token i at index i. Attention is then one
-operation with a mask. A leaving row takes its tokens along and frees its slot. Large rows keep
-separate buffers, because for them the number of operations does not matter. Supports full attention
-only. Knows nothing about devices or requests.
+Attention over rows that share an array is one operation. Supports full attention only.
 """
 
 from __future__ import annotations
@@ -30,26 +26,23 @@ from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, 
 from semantic.domain.value_objects import whole_blocks
 
 LARGEST_ROW = 1 << 20
-"""A row with more bytes per layer keeps a separate buffer: copies cost more than operations."""
+"""A row with more bytes per layer keeps a separate buffer."""
 
 MOST_PADDING = 1.5
-"""The largest ratio of an array's capacity to its rows' capacities. Pools do not count padding."""
+"""The largest ratio of an array's capacity to its rows' capacities."""
 
 MOST_UNSEEN = 512 << 10
-"""The most padding of a row, in bytes per layer. In the time that operations on another array take,
-MLX reads about as much padding."""
+"""The most padding of a row, in bytes per layer."""
 
 _ROOM = 64
-"""The number of tokens by which a row can grow in its slot; fewer if the row has reserved fewer.
-To grow further, the array must be copied."""
+"""The number of tokens by which a row can grow before its array must be copied."""
 
 _WAITING = 8
 """If more than 1 in this many rows has no slot, all rows move to new arrays."""
 
 
 class Division:
-    """Divides the rows of a batch into parts that compute together. `parts` are lists of row
-    numbers; every row is in one part. None in a part stands for a result to discard."""
+    """Divides the rows of a batch into parts that compute together."""
 
     def __init__(self, parts: Sequence[Sequence[int | None]]) -> None:
         self._ends = list(itertools.accumulate(map(len, parts)))[:-1]
@@ -73,8 +66,7 @@ class Division:
 
 
 class Parts(NamedTuple):
-    """The arrays of a step's parts, (slots, heads, ...), whose tokens are on `axis`. For each part,
-    `masks` has a mask to add to the scores, or None. `lengths` has each row's number of tokens."""
+    """The arrays of a step's parts, (slots, heads, ...), with a mask for each part, or None."""
 
     arrays: Sequence[mx.array]
     axis: int
@@ -83,11 +75,11 @@ class Parts(NamedTuple):
     lengths: Sequence[int]
 
     def changed(self, change: Callable[[mx.array], mx.array], axis: int) -> Parts:
-        """Return parts with `change` applied to each array. Tokens are then on `axis`."""
+        """Return parts with `change` applied to each array."""
         return self._replace(arrays=list(map(change, self.arrays)), axis=axis)
 
     def rows(self) -> tuple[mx.array, ...]:
-        """Return views of each row's own tokens, without padding."""
+        """Return each row's own tokens, without padding and without copying."""
         slots = [part[i : i + 1] for part in self.arrays for i in range(part.shape[0])]
         found = (slots[self.division.places[i]] for i in range(len(self.lengths)))
         return tuple(
@@ -101,8 +93,7 @@ _TOKENS = 2
 
 
 class SlottedArray(RaggedKeys):
-    """Keys, values or scores of rows in slots. Has `parts` until a model reads the rows. Then it
-    calls `on_rows`, because a model that reads rows is faster with rows in separate buffers."""
+    """Keys, values or scores of rows in slots."""
 
     def __new__(cls, parts: Parts, dtype: mx.Dtype, on_rows: Callable[[], None]) -> Self:  # noqa: ARG004
         return super().__new__(cls, (), dtype)
@@ -145,7 +136,7 @@ class SlottedArray(RaggedKeys):
 
 class Slots:
     """Keys and values of several sequences, (slots, kv_heads, capacity, head_dim). `rows[i]` is in
-    slot i. None stands for a free slot, which takes part in computations but holds no tokens."""
+    slot i, or None."""
 
     def __init__(self, rows: Sequence[FullCache], buffers: Sequence[KVBuffer]) -> None:
         """Copy the tokens of `rows` from `buffers`."""
@@ -163,7 +154,7 @@ class Slots:
 
     @property
     def padded(self) -> bool:
-        """True if padding makes the array larger than `MOST_PADDING` allows."""
+        """True if the array has more padding than `MOST_PADDING` allows."""
         reserved = sum(_reserved(row) for row in self.rows if row is not None)
         return len(self.rows) * self.capacity > MOST_PADDING * reserved
 
@@ -173,7 +164,7 @@ class Slots:
         return self._room <= 0
 
     def accepts(self, row: FullCache) -> bool:
-        """Return whether there is a free slot that suits `row`."""
+        """Return whether a free slot suits `row`."""
         if None not in self.rows:
             return False
         longest = self.capacity - self._room
@@ -221,9 +212,10 @@ class Slots:
 
 
 class SlottedBatch(RaggedBatch[FullCache]):
-    """A ragged batch whose rows share arrays as long as each step has one token of every row. A
-    row's tokens are in one of the `shared` arrays or in a separate buffer. Once a model has read
-    single rows, `by_row` is set and all rows stay in separate buffers."""
+    """A ragged batch whose rows share arrays.
+
+    Once a model has read single rows, `by_row` is set and rows keep separate buffers.
+    """
 
     def __init__(self, rows: list[FullCache]) -> None:
         super().__init__(rows)
@@ -258,7 +250,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
 
     @property
     def offset(self) -> mx.array:
-        """See `RaggedBatch.offset`. Cached, because both queries and keys read `offset`."""
+        """See `RaggedBatch.offset`."""
         if self._offset is None:
             self._offset = super().offset
         return self._offset
@@ -307,7 +299,6 @@ class SlottedBatch(RaggedBatch[FullCache]):
                 self._division = self._offset = None
 
     def _arranged(self) -> Division:
-        """Return the division of rows for the next step. Each row has space for its next token."""
         if self._division is None or any(slots.full for slots in self.shared):
             self._arrange()
             numbers = {id(row): i for i, row in enumerate(self.rows)}
@@ -318,7 +309,6 @@ class SlottedBatch(RaggedBatch[FullCache]):
         return self._division
 
     def _arrange(self) -> None:
-        """Put waiting rows into free slots; if too many rows wait, move all rows to new arrays."""
         for row in _without_slot(self.rows):
             free = next((slots for slots in self.shared if slots.accepts(row)), None)
             if free is not None:
@@ -355,16 +345,13 @@ class SlottedBatch(RaggedBatch[FullCache]):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class _Step:
-    """A step's positions to write, (slots, 1, 1, 1), and its mask; all layers share the step."""
-
     at: mx.array
     mask: mx.array | None
     longest: int
 
 
 class _Steps(threading.local):
-    """Shares each step between all layers on a thread. Each thread needs separate MLX arrays. A
-    step is freed once no `Slots` refers to it."""
+    """Shares each step between all layers on a thread: MLX needs separate arrays per thread."""
 
     def __init__(self) -> None:
         self._made: WeakValueDictionary[tuple[tuple[int, ...], mx.Dtype], _Step] = (
@@ -391,7 +378,7 @@ def _step(offsets: tuple[int, ...], dtype: mx.Dtype) -> _Step:
 
 
 def _groups(rows: Sequence[FullCache]) -> list[list[FullCache]]:
-    """Group rows that should share an array: their lengths and capacities differ little."""
+    """Group rows of similar length and capacity, which can share an array."""
     groups: list[list[FullCache]] = []
     for row in sorted(filter(_small, rows), key=lambda row: row.offset, reverse=True):
         if groups and _fits(row, groups[-1]):
@@ -402,7 +389,6 @@ def _groups(rows: Sequence[FullCache]) -> list[list[FullCache]]:
 
 
 def _fits(row: FullCache, group: Sequence[FullCache]) -> bool:
-    """Return whether `row` may join `group`, whose rows are sorted by length, longest first."""
     longest = group[0].offset
     if (longest - row.offset) * _token_bytes(row) > MOST_UNSEEN:
         return False
@@ -410,14 +396,12 @@ def _fits(row: FullCache, group: Sequence[FullCache]) -> bool:
 
 
 def _capacity(rows: Sequence[FullCache]) -> int:
-    """Return how many tokens a slot holds: the most that a row of `rows` reserves, within the limit
-    on padding."""
     reserved = [_reserved(row) for row in rows]
     return min(max(reserved), int(MOST_PADDING * sum(reserved) / len(reserved)))
 
 
 def _needed(row: FullCache) -> int:
-    """Return how many tokens a slot must hold to make copying `row` into it worthwhile."""
+    """Return how many tokens a slot needs to make copying `row` into it worthwhile."""
     return min(row.offset + _ROOM, _reserved(row))
 
 

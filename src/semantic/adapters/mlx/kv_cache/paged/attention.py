@@ -1,7 +1,6 @@
-"""Attention over pages: the protocol, and an implementation in MLX's own operations.
+"""Attention over pages: the protocol, and a slow implementation in MLX's own operations.
 
-`kernels.py` has the fast kernels. This implementation works on every device and copies its input.
-The kernels must agree with it, and tests use it on devices without kernels.
+The kernels must agree with this implementation.
 """
 
 from __future__ import annotations
@@ -23,28 +22,22 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 class DecodeStep(NamedTuple):
     """One layer of a decode step: one new token per sequence of a batch.
 
-    `q` is (rows, heads, 1, head_dim), `k` and `v` are (rows, kv_heads, 1, head_dim); each is an
-    array or some heads of an array. If `rope`, (rows, heads, 1, v_head_dim), is given, keys are
-    latents, values are their rope keys, and the result is a sum of latents. A score is then the
-    scaled product of `q` and a latent plus that of `rope` and a rope key. `number` counts steps of
-    `metadata`, `kind` is the number of the layer's kind, `layer` the layer's number in that kind.
-    `after` is the result of the previous step, whose tokens must be visible, or None. If
-    `write_first`, for rows of one sequence, attention writes all new tokens before any row attends.
-    Rows after the metadata's sequences are padding, and their results are arbitrary.
+    If `rope` is given, keys are latents and values are their rope keys. The result is a sum of
+    latents.
     """
 
-    q: mx.array | Heads
-    k: mx.array | Heads
+    q: mx.array | Heads  # (rows, heads, 1, head_dim)
+    k: mx.array | Heads  # (rows, kv_heads, 1, head_dim)
     v: mx.array | Heads
     metadata: BatchMetadata
-    number: int
+    number: int  # of this step, among the steps of `metadata`
     kind: int
-    layer: int
+    layer: int  # its number within the kind
     scale: float
     sinks: mx.array | None
-    after: mx.array | None
-    write_first: bool = False
-    rope: mx.array | None = None
+    after: mx.array | None  # the result of the previous step, whose tokens must be visible
+    write_first: bool = False  # write all new tokens before any row attends
+    rope: mx.array | None = None  # (rows, heads, 1, v_head_dim), adds its product to the scores
 
     @property
     def pool(self) -> PagePool:
@@ -55,9 +48,7 @@ class DecodeStep(NamedTuple):
 class PrefillChunk(NamedTuple):
     """One layer of a prefill chunk: keys and values, (1, kv_heads, n, head_dim), of one sequence.
 
-    The chunk's first token is at position `at`. The chunk attends to positions from `gather_from`
-    on. `layer` is the layer's number within its kind. `after` is `done` of the previous chunk, or
-    None. Attention gathers the last `padding` tokens, but does not write them to pages.
+    The chunk begins at position `at` and attends to positions from `gather_from` on.
     """
 
     k: mx.array
@@ -65,9 +56,9 @@ class PrefillChunk(NamedTuple):
     table: PageTable
     at: int
     gather_from: int
-    layer: int
-    after: mx.array | None
-    padding: int = 0
+    layer: int  # its number within the kind
+    after: mx.array | None  # `done` of the previous chunk
+    padding: int = 0  # tokens at the end that are not written to pages
 
 
 class Appended(NamedTuple):
@@ -83,24 +74,23 @@ class PagedAttention(Protocol):
 
     def attend(self, step: DecodeStep) -> mx.array:
         """Write each new token to its page and return the attention, (rows, heads, 1, width).
-        `width` is the width of the values or of the latents."""
+        `width` is that of the values or the latents."""
 
     def append(self, chunk: PrefillChunk) -> Appended:
         """Write a chunk to its pages, and gather the keys and values to which it attends."""
 
     def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
-        """Write `data`, (n, *PageKind.page_shape), to whole `pages`; return an array to
-        evaluate."""
+        """Write `data`, (n, *PageKind.page_shape), to `pages`; return an array to evaluate."""
 
     def copy(self, pool: PagePool, pages: list[int], to: list[int]) -> mx.array:
-        """Copy the whole pages `pages` to the pages `to`, by index; return an array to evaluate."""
+        """Copy the pages `pages` to the pages `to`, by index; return an array to evaluate."""
 
 
 class PortableAttention:
     """A `PagedAttention` in MLX's operations."""
 
     def attend(self, step: DecodeStep) -> mx.array:
-        """See `PagedAttention.attend`. Ignores `after`, because MLX itself orders these writes."""
+        """See `PagedAttention.attend`. Ignores `after`: MLX itself orders these writes."""
         results = []
         q, k, v = plain(step.q), plain(step.k), plain(step.v)
         pool, layer = step.pool, step.layer

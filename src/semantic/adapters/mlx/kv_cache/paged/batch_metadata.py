@@ -1,10 +1,6 @@
-"""Batch metadata for the kernels: a batch's sequences, positions, page tables and split-KV plans.
+"""Metadata of a batch for the kernels: positions, page tables and split-KV plans.
 
-All layers of a batch share the metadata. Positions are created once per step, a plan once for many
-steps. A plan divides each sequence's tokens into splits with one partial result each, and gives
-each thread group an item of consecutive splits: just enough items to keep the device busy. Splits
-depend on the sequence alone, so a sequence's attention has the same bits in every batch. Knows page
-tables; knows nothing about attention.
+Splits depend on the sequence alone, so its attention has the same bits in every batch.
 """
 
 from __future__ import annotations
@@ -22,19 +18,19 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTa
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 SHORTEST = 2 * BLOCK_TOKENS
-"""The fewest tokens in a split: a multiple of the tiles of four warps."""
+"""The fewest tokens in a split."""
 
 MOST_SPLITS = 64
 """The most splits of one row. The kernels can combine 128."""
 
 _OVERHEAD = 192
-"""Fixed cost of a thread group, as the number of tokens that it could read in that time."""
+"""Fixed cost of a thread group, as the number of tokens it could read in that time."""
 _MOST_WAVES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class RowPages:
-    """A sequence's next position and its page table: with a window, a ring of `ring` pages."""
+    """A sequence's next position and its page table; with a window, a ring of `ring` pages."""
 
     position: int
     pages: Sequence[int]
@@ -47,13 +43,12 @@ class RowPages:
         return 0 if self.window is None else max(0, self.position - self.window + 1)
 
     def page(self, block: int) -> int:
-        """Return the page of the block with this number."""
+        """Return the page of block number `block`."""
         return self.pages[block if self.ring is None else block % self.ring]
 
     @property
     def capacity(self) -> int | None:
-        """The position below which all positions have a page; None for a full ring, in which every
-        position has a page."""
+        """The position below which all positions have a page; None for a full ring."""
         if self.ring is not None and len(self.pages) >= self.ring:
             return None
         return len(self.pages) * BLOCK_TOKENS
@@ -61,26 +56,21 @@ class RowPages:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """Items of work, each ITEM_INTS of the `numbers`, then the page indices to which they refer.
+    """A division of a step's keys into items of work, valid for `steps` steps."""
 
-    An item's numbers are: its first row, its first position, the position after its last, the index
-    in `numbers` of its first page, the number of its first row's first result, how many splits each
-    of its rows has, the index of its first split among these splits, its count of rows, the tokens
-    of a split, and how many items each of its rows has. Each split of an item has one result per
-    row; `spans` has, for each row, the number of its first result and its count of results. The
-    plan is valid for `steps` steps.
-    """
-
+    # ITEM_INTS numbers per item, then page indices. An item's numbers are its first row, its first
+    # position, the position after its last, the index here of its first page, the number of its
+    # first row's first result, how many splits each of its rows has, the index of its first split
+    # among them, its count of rows, the tokens of a split, and how many items each row has.
     numbers: list[int]
-    spans: list[int]
+    spans: list[int]  # each row's first result and count of results, one per split
     n_items: int
     n_results: int
     steps: int
 
 
 def split_for(row: RowPages) -> int:
-    """Return the tokens per split of `row`, which depend only on the row's position and window:
-    splits decide rounding. Long rows get long splits, so that a row has at most `MOST_SPLITS`."""
+    """Return the tokens per split of `row`. A row has at most `MOST_SPLITS`."""
     split, first = SHORTEST, row.first
     while row.position // split - first // split >= MOST_SPLITS:
         split *= 2
@@ -93,8 +83,8 @@ def splits_of(row: RowPages, split: int) -> range:
 
 
 def chunk_for(splits: Sequence[range], at_once: int) -> int:
-    """Return the number of tokens per item with which a device finishes soonest if it processes
-    `at_once` items in parallel. `splits` are the splits of each row."""
+    """Return the number of tokens per item with which the device finishes soonest. It processes
+    `at_once` items in parallel."""
     lengths = [len(one) * one.step for one in splits]
     longest, total = max(lengths), sum(lengths)
 
@@ -120,9 +110,8 @@ def cut_at_blocks(first: int, stop: int) -> list[range]:
 def plan_split(
     rows: Sequence[RowPages], splits: Sequence[range], chunk: int, runs: Sequence[int] | None = None
 ) -> SplitPlan:
-    """Divide the keys of each row's next token into items of at most `chunk` tokens, but at least
-    one split. Each row must have a page for that token. If `runs` is given, `rows[i]` stands for a
-    run of `runs[i]` rows; see `joined_runs`."""
+    """Divide the keys of each row's next token into items of at most `chunk` tokens. If `runs` is
+    given, `rows[i]` stands for `runs[i]` rows; see `joined_runs`."""
     runs = [1] * len(rows) if runs is None else runs
     starts = [mine[:: max(1, chunk // mine.step)] for mine in splits]
     n_items = sum(map(len, starts))
@@ -150,9 +139,8 @@ def plan_split(
 
 
 def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], list[int]]:
-    """Join rows at consecutive positions of a sequence into runs of up to `most` rows; return the
-    runs and their lengths. A run has the position of its last row, and its window begins where the
-    window of its first row begins."""
+    """Join rows at consecutive positions of a sequence into runs of up to `most` rows. Returns the
+    runs and their lengths."""
     joined: list[RowPages] = []
     runs: list[int] = []
     for row in rows:
@@ -172,8 +160,8 @@ RowSize = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The keys that each thread group reads in the steps before `until`; see `SplitPlan`. The plan
-    is valid until the pool's pages have moved more than `moves` times."""
+    """The keys that each thread group reads in the steps before `until`. Invalid after the pool's
+    pages have moved more than `moves` times."""
 
     n_items: int
     n_results: int
@@ -187,22 +175,19 @@ _NO_SIZES_BETWEEN = 16
 
 
 def exact(n_rows: int) -> int:
-    """Return the number of rows in a batch that is not padded."""
+    """Return `n_rows`: the batch has no padding."""
     return n_rows
 
 
 def row_size(n_rows: int) -> int:
-    """Return the padded number of rows for `n_rows`: a power of two or, above 16, 1.5 times a power
-    of two. With few sizes, shapes recur while sequences join and leave. On CUDA a new shape costs
-    as much time as ten steps."""
+    """Return `n_rows` with padding. On CUDA a new shape takes as much time as ten steps."""
     size = 1 << max(0, n_rows - 1).bit_length()
     between = 3 * size // 4
     return between if _NO_SIZES_BETWEEN < n_rows <= between else size
 
 
 class BatchMetadata:
-    """The metadata of sequences with `lengths` tokens before step 0. The batch has `n_rows` rows.
-    Rows after the sequences are padding, which touches no page."""
+    """The metadata of sequences with `lengths` tokens, and of padding rows after them."""
 
     __slots__ = (
         "__weakref__", "_plans", "_positions", "_row_plans", "_targets", "lengths", "n_rows",
@@ -242,7 +227,7 @@ class BatchMetadata:
         return known
 
     def row_plan(self, kind: int, most_rows: int, at_once: int) -> StepPlan:
-        """Return a plan for step 0 in which up to `most_rows` rows of a sequence read together."""
+        """Return a plan for step 0 in which rows of a sequence read together."""
         known = self._row_plans.get(kind)
         if known is None or known.moves != self._moves(kind):
             rows, runs = joined_runs(self.rows(kind, 0), most_rows)
@@ -250,7 +235,7 @@ class BatchMetadata:
         return known
 
     def targets(self, kind: int) -> mx.array:
-        """Return the page for the token of each row in step 0, (rows,) int32."""
+        """Return the page for each row's token in step 0, (rows,) int32."""
         known = self._targets.get(kind)
         if known is None or known[1] != self._moves(kind):
             pages = [row.page(row.position // BLOCK_TOKENS) for row in self.rows(kind, 0)]
@@ -261,7 +246,7 @@ class BatchMetadata:
         return self.sequences[0].tables[kind].pool.moves
 
     def rows(self, kind: int, step: int) -> list[RowPages]:
-        """Return the page table of each sequence, with a page for its token in step `step`."""
+        """Return each sequence's page table, with a page for its token in step `step`."""
         rows: list[RowPages] = []
         known: tuple[PageTable, list[int]] | None = None
         for sequence, length in zip(self.sequences, self.lengths, strict=True):
@@ -295,7 +280,7 @@ def _planned(
 
 
 class MetadataCache:
-    """Provides a batch's metadata, which all layers share: the first layer's call creates it."""
+    """Creates a batch's metadata once for all layers."""
 
     __slots__ = ("_last", "_size", "_subset")
 
@@ -307,7 +292,7 @@ class MetadataCache:
         self._subset: tuple[weakref.ref[BatchMetadata], int, tuple[int, ...]] | None = None
 
     def get(self, sequences: Sequence[PagedSequence], lengths: Sequence[int]) -> BatchMetadata:
-        """Return the metadata for these sequences: the last object again if nothing has changed."""
+        """Return the metadata for these sequences: the last object if nothing has changed."""
         last = None if self._last is None else self._last()
         if last is None or (last.sequences, last.lengths) != (tuple(sequences), tuple(lengths)):
             last = BatchMetadata(tuple(sequences), tuple(lengths), self._size)

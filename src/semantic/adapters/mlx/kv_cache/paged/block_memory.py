@@ -1,9 +1,7 @@
 """A `BlockMemory` over paged caches: copies stored blocks to and from whole pages.
 
-If the device has a copy engine and a body equals one page, the engine copies the body outside MLX's
-computation. A loan of the page prevents writes to the page meanwhile. Otherwise this module first
-collects the loaded bodies in host memory, because a page holds all layers of its kind. Knows layers
-and their pages; does not know a block's byte layout.
+If a body equals one page, the device's copy engine copies it. Otherwise this module first collects
+bodies in host memory.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ class HostPage:
         self.data = memoryview(bytearray(kind.page_bytes))
 
     def head(self, layer: int, which: int, head: int) -> memoryview:
-        """Return the bytes of one head's 256 tokens in a layer; `which` is KEYS or VALUES."""
+        """Return the bytes of one head's 256 tokens in a layer. `which` is KEYS or VALUES."""
         size = BLOCK_TOKENS * self._token_bytes[which]
         first = layer * self._layer_bytes
         if which == VALUES:
@@ -55,7 +53,7 @@ class HostPage:
         return self.data[at : at + size]
 
     def heads(self, layer: int) -> Iterator[memoryview]:
-        """Yield the bytes of each head of a layer's keys, then of each head of its values."""
+        """Yield the bytes of each head of a layer's keys, then of its values."""
         for which in (KEYS, VALUES):
             for head in range(self._heads):
                 yield self.head(layer, which, head)
@@ -97,7 +95,7 @@ class HostRing:
 def upload(
     table: PageTable, attention: PagedAttention, pages: dict[int, HostPage]
 ) -> Iterator[mx.array]:
-    """Copy host pages to the pages of a table, by index; yield the arrays to evaluate."""
+    """Copy host pages to a table's pages, by index; yield the arrays to evaluate."""
     kind = table.pool.kind
     for at, page in pages.items():
         data = array_from(page.data, kind.shape.dtype, (1, *kind.page_shape))
@@ -121,7 +119,7 @@ def page_rows(kind: PageKind, n_tokens: int) -> Sequence[Rows]:
 
 
 class PageTarget:
-    """A `BodyTarget` that writes a body to one page; the body covers all layers in the page."""
+    """A `BodyTarget` that writes a body to one page."""
 
     def __init__(self, transfers: Transfers, page: Loan, kind: PageKind) -> None:
         self._transfers = transfers
@@ -166,14 +164,14 @@ class PagedMemory:
     """A `BlockMemory` for caches in pages; `attention[i]` writes the pages of kind i."""
 
     def __init__(self, attention: Sequence[PagedAttention], transfers: Transfers | None) -> None:
-        """`transfers` use the device's copy engine; None if no copy engine works."""
+        """`transfers` use the device's copy engine, if there is one."""
         self._attention = attention
         self._transfers = transfers
 
     def deferred(
         self, caches: Sequence[PagedCache], layers: Sequence[int], tokens: range, room: Room | None
     ) -> ArrivingBody | None:
-        """See `BlockMemory.deferred`. Returns None for a window's ring, whose pages may change."""
+        """See `BlockMemory.deferred`. Returns None for a window, whose pages may change."""
         if self._transfers is None or not _is_one_page(caches, layers):
             return None
         cache = caches[layers[0]]
@@ -250,7 +248,6 @@ class PagedMemory:
 
 
 def _is_one_page(caches: Sequence[PagedCache], layers: Sequence[int]) -> bool:
-    """Return whether a body of these layers has the same bytes as one page, in the same order."""
     if not layers:
         return False
     kind = caches[layers[0]].table.pool.kind
@@ -260,8 +257,7 @@ def _is_one_page(caches: Sequence[PagedCache], layers: Sequence[int]) -> bool:
 def _rings(
     caches: Sequence[PagedCache], staging: Staging[HostPages], length: int, pieces: Sequence[Piece]
 ) -> dict[int, HostRing]:
-    """Return the rings of all windows after `length` tokens, by kind. Writes whole blocks first,
-    then the checkpoint: in a page that gets tokens from both, the checkpoint's tokens must stay."""
+    """Return the rings of all windows after `length` tokens, by kind."""
     rings: dict[int, HostRing] = {}
     for i, tokens, _ in pieces:
         if (kind := caches[i].layer.kind) in rings:
@@ -273,7 +269,7 @@ def _rings(
                 block = part.start // BLOCK_TOKENS
                 n_tokens = part.stop - block * BLOCK_TOKENS
                 ring.put_block(block, staging.window[kind][block], n_tokens)
-    for i, tokens, tree in pieces:
+    for i, tokens, tree in pieces:  # last, so that a page keeps the checkpoint's tokens
         keys, values = cast(tuple[StoredArray, StoredArray], tree)
         layer = caches[i].layer
         data = b"".join(keys.data), b"".join(values.data)
@@ -282,8 +278,6 @@ def _rings(
 
 
 class _Reader:
-    """Reads tokens to the host, for all layers of a kind at once."""
-
     def __init__(self, caches: Sequence[PagedCache]) -> None:
         self._caches = caches
         self._read: dict[tuple[int, range], tuple[memoryview, memoryview]] = {}

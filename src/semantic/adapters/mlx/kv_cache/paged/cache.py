@@ -1,8 +1,7 @@
 """One layer's paged cache, for one sequence and for a batch, with the interface of mlx-lm's caches.
 
-A single sequence prefills, and models get plain arrays. A batch decodes, and models get a handle
-that only our attention can read. Joining and leaving are list operations. Knows nothing about
-blocks or budgets.
+During prefill models get plain arrays. In a batch they get a handle that only our attention can
+read.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTa
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """A layer: the number of its kind, its number within the kind, and attention over its pages."""
+    """A layer: its number within its kind, and attention over its pages."""
 
     kind: int
     number: int
@@ -32,7 +31,7 @@ class PagedLayer:
 
 
 class PagedCache:
-    """One layer's cache of a sequence of `offset` tokens. Holds tokens from position `first` on."""
+    """One layer's cache of a sequence of `offset` tokens, from position `first` on."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class PagedCache:
         return self._seen
 
     def advance(self, n_tokens: int, pending: mx.array | None = None) -> None:
-        """Count `n_tokens` more tokens. Evaluating `pending` writes these tokens to the pages."""
+        """Count `n_tokens` more tokens. Evaluating `pending` writes them to the pages."""
         self._pending = pending
         self.offset += n_tokens
         self.first = self.table.pool.kind.first_kept(self.first, self.offset)
@@ -94,7 +93,7 @@ class PagedCache:
         return_array: bool = False,
         window_size: int | None = None,  # noqa: ARG002
     ) -> Mask:
-        """Return the mask for the next `N` tokens. Ignores `window_size`, the kind's window."""
+        """Return the mask for the next `N` tokens. Ignores `window_size`."""
         window = self.table.pool.kind.window
         return mask_over(N, self.offset - self._seen_from(), window, as_array=return_array)
 
@@ -164,7 +163,7 @@ class PagedBatch:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[PagedKeys, PagedKeys]:
-        """Return a handle to the last tokens; layers that share a cache write them again."""
+        """Return a handle to the last tokens, for layers that share a cache."""
         if self._tokens is None:
             raise ValueError("a batch has no tokens before its first step")
         handle = PagedKeys(self, *self._tokens, self._step - 1)
@@ -178,7 +177,7 @@ class PagedBatch:
         sinks: mx.array | None,
         rope: mx.array | None = None,
     ) -> mx.array:
-        """Write a handle's tokens to pages; return the attention. For `rope`, see `DecodeStep`."""
+        """Write a handle's tokens to pages; return the attention."""
         layer = self._layer
         self._last = layer.attention.attend(
             DecodeStep(
@@ -189,7 +188,7 @@ class PagedBatch:
         return self._last
 
     def make_mask(self, *_: object, **__: object) -> None:
-        """Return None, because rows have no padding."""
+        """Return None: rows have no padding."""
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         self._firsts = [self._firsts[i] for i in batch_indices]
@@ -212,7 +211,7 @@ class PagedBatch:
 
     @property
     def state(self) -> list[mx.array]:
-        """The array whose evaluation writes the tokens; evaluating the logits writes them too."""
+        """The array whose evaluation writes the tokens."""
         return [] if self._last is None else [self._last]
 
     def _lengths(self) -> list[int]:
@@ -221,7 +220,7 @@ class PagedBatch:
 
 @dataclass(frozen=True, slots=True)
 class PagedKeys:
-    """A batch's keys and values in a model: a handle that only our attention can read."""
+    """A batch's keys and values: a handle that only our attention can read."""
 
     batch: PagedBatch
     k: mx.array | Heads
@@ -234,8 +233,7 @@ class PagedKeys:
 
 
 class RopeKeys(mx.array):
-    """The rope keys of a batch, (rows, 1, head_dim, tokens), without elements: attention reads the
-    keys from pages. A subclass of MLX's array because of MLX's operators; see `RaggedArray`."""
+    """A batch's rope keys, (rows, 1, head_dim, tokens), which attention reads from pages."""
 
     def __new__(cls, dtype: mx.Dtype) -> Self:  # noqa: ARG004
         return cast(Callable[[type], Self], mx.array.__new__)(cls)
@@ -249,7 +247,6 @@ class RopeKeys(mx.array):
 
 @dataclass(frozen=True, slots=True)
 class RopeScores:
-    """A term that MLA adds to its scores: the scaled `queries`, (rows, heads, 1, dim), times the
-    rope keys. Attention computes this product."""
+    """The scaled `queries`, (rows, heads, 1, dim), times the rope keys: a term of MLA's scores."""
 
     queries: mx.array

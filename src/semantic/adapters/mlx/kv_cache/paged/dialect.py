@@ -1,7 +1,4 @@
-"""CUDA and Metal dialects of the kernels: their macros, and compilation.
-
-Knows how text in each language becomes a kernel; does not know what kernels compute.
-"""
+"""CUDA and Metal dialects of the kernels: their macros, and compilation."""
 
 from __future__ import annotations
 
@@ -18,27 +15,20 @@ from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.paged import kernel_source
 
 Kernel = Callable[..., list[mx.array]]
-"""Takes inputs, grid, threadgroup, output_shapes and output_dtypes; see `mx.fast.metal_kernel`. An
-input may be `Heads` of an array."""
+"""A kernel like MLX's. An input may be `Heads` of an array."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
-    """The kernel language of a device. `names` is text before a kernel, `ids` is text at the
-    beginning of its body, and `types` has the names of MLX's types.
-
-    `stages` is the number of tiles in flight per warp, including the current tile; `space` is the
-    bytes of shared (thread-group) memory for these tiles. `fused` is True if thread groups see each
-    other's writes within a launch, so that the last thread group can combine all partial results.
-    """
+    """The kernel language of a device."""
 
     is_cuda: bool
-    names: str
-    ids: str
+    names: str  # text before a kernel
+    ids: str  # text at the beginning of its body
     types: Mapping[mx.Dtype, str]
-    stages: int
-    space: int
-    fused: bool
+    stages: int  # tiles in flight per warp, the current one included
+    space: int  # bytes of shared memory for the tiles
+    fused: bool  # thread groups see each other's writes within a launch
 
     def build(
         self,
@@ -49,8 +39,7 @@ class Dialect:
         body: str,
         space: int = 0,
     ) -> Kernel:
-        """Compile a kernel. `constants` are integers and types; `space` is the bytes of shared
-        memory. Constants become text here, once, instead of template arguments of each launch."""
+        """Compile a kernel. `constants` are integers and types; `space` is in bytes."""
         text = "".join(
             f"#define {key} {value}\n"
             if isinstance(value, int)
@@ -99,12 +88,11 @@ class Dialect:
 
 
 def _versioned(name: str, head: str, body: str) -> str:
-    """Return a name that is unique to this text, because MLX caches compiled kernels by name."""
+    """Return a name that is unique to this text: MLX caches compiled kernels by name."""
     return f"semantic_{name}_{hashlib.sha256((head + body).encode()).hexdigest()[:12]}"
 
 
 def _parameter(name: str, body: str) -> Parameter:
-    """Return a parameter, with strides or a size only if `body` uses them."""
     return Parameter(
         name,
         kernel_source.TYPES[name],

@@ -1,11 +1,7 @@
 """Source text of the paged kernels: one body for CUDA and Metal, in the macros of `dialect.py`.
 
-`ATTEND` is split-KV decode attention: a thread group processes one item of work. An item is a run
-of one sequence's splits, for the query heads of one KV head. The group reads the tokens from the
-pages, and writes the new token to its page. `COMBINE` reduces the partial results of a sequence's
-splits. `APPEND` writes a prefill chunk's tokens to pages and gathers the tokens to which they
-attend into contiguous arrays. `WRITE_ROWS` writes one token per row of a batch. `STORE` and `COPY`
-move whole pages. `kernels.py` binds the inputs.
+`ATTEND` is split-KV decode attention, and `COMBINE` combines its partial results. `APPEND` writes a
+prefill chunk to pages and gathers the tokens to which it attends.
 """
 
 from __future__ import annotations

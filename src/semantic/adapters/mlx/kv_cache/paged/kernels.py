@@ -1,9 +1,7 @@
 """The paged kernels bound to MLX: decode attention over pages, and writes to pages.
 
-The kernels write to the page pool, but MLX treats the pool as a read-only input: it never copies
-the pool and does not know that the pool changes. A launch that must see earlier writes therefore
-takes an output of the writer as an input (`after`), which orders the two launches. Knows one kind
-of pages; knows nothing about sequences.
+The kernels write to the page pool, but MLX does not know that the pool changes. To see earlier
+writes, a launch takes an output of the writer as an input (`after`).
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ _MOST_ROWS = 4096
 """The most rows of a batch for which there are counters."""
 _WIDE, _WIDEST = 128, 256
 _FEW_HEADS, _MANY_HEADS = 2, 4
-"""Query heads per thread group: `_FEW_HEADS` for keys wider than _WIDE, else `_MANY_HEADS`. Above
-_WIDEST, one head on Metal, where threads have fewer registers."""
+"""Query heads per thread group: `_FEW_HEADS` for keys wider than `_WIDE`, else `_MANY_HEADS`."""
 _MOST_TILE, _ROWS_WARPS = 16, 4
 _GROUPS_AT_ONCE = 396
 """How many thread groups run at once on a large GPU: three on each of 132 multiprocessors."""
@@ -41,7 +38,7 @@ _ATTEND_INPUTS = ("q", "k", "v", "pages", "plan", "positions", "layer", "after")
 
 
 class Tiling(NamedTuple):
-    """Warps per thread group, and how many tokens (a power of two) a warp reads at a time."""
+    """Warps per thread group, and tokens (a power of two) that a warp reads at a time."""
 
     warps: int
     tile: int
@@ -52,7 +49,7 @@ class Tiling(NamedTuple):
 
 
 def tiling_of(kind: PageKind, dialect: Dialect) -> Tiling | None:
-    """Return a tiling that fits shared memory; None if not even two warps with four tokens fit."""
+    """Return a tiling that fits shared memory; None if there is none."""
     shape = kind.shape
     token_bytes = (shape.k_head_dim + shape.v_head_dim) * shape.dtype.size
     for warps in (4, 2):
@@ -88,7 +85,7 @@ class PagedKernels:
         self._last_bounds = (0, 0, 0, 0, 0), self._nothing
 
     def reads_together(self, n_heads: int, *, latent: bool = False) -> bool:
-        """Return whether one thread group can read the keys for several rows of a sequence."""
+        """Return whether a thread group can read the keys for several rows of a sequence."""
         shape = self._kind.shape
         queries, widest = n_heads // shape.kv_heads, _widest(shape)
         fits = not latent and widest <= _WIDEST and queries <= _group_queries(widest)
@@ -153,7 +150,7 @@ class PagedKernels:
         )[0]  # fmt: skip
 
     def _attend_together(self, step: DecodeStep) -> mx.array:
-        """Attend in runs. A run is several rows of one sequence, and reads the keys only once."""
+        """Attend in runs of one sequence's rows. A run reads the keys only once."""
         q, sinks = step.q, step.sinks
         after = self._write_rows(step)
         rows, n_heads, _, _ = q.shape
@@ -212,7 +209,6 @@ class PagedKernels:
     # Inside
 
     def _write_rows(self, step: DecodeStep) -> mx.array:
-        """Write the new token of each row to its page; return an array to wait for."""
         k, metadata = step.k, step.metadata
         rows, heads, _, _ = k.shape
         kernel = self._write_rows_kernel()
@@ -297,13 +293,12 @@ class PagedKernels:
 
     @property
     def _vectors(self) -> int:
-        """The number of threads that write a head's token: one thread for every 16 bytes of the key
-        or the value. The wider of the two decides."""
+        """Return how many threads write a head's token, 16 bytes each."""
         shape = self._kind.shape
         return _widest(shape) * shape.dtype.size // 16
 
     def _attention(self, n_heads: int, sinks: bool, latent: bool) -> tuple[Kernel, Kernel | None]:
-        """Return the kernel for `n_heads` query heads and, if needed, one that combines results."""
+        """Return the kernel for `n_heads` query heads, and one that combines results if needed."""
         together = self._together(n_heads, latent=latent)
         variant = _Variant(n_heads, together, sinks, latent)
         return _built_attention(self._kind, self._dialect, variant)
@@ -320,13 +315,11 @@ class PagedKernels:
         )  # fmt: skip
 
     def _parts(self, n_heads: int, *, latent: bool = False) -> int:
-        """Return how many thread groups share the query heads of one KV head."""
         group = n_heads // self._kind.shape.kv_heads
         return -(-group // self._together(n_heads, latent=latent))
 
     def _together(self, n_heads: int, *, latent: bool = False) -> int:
-        """Return how many query heads share a thread group. The group reads the keys once for all
-        its heads, but more heads need more registers."""
+        """Return how many query heads share a thread group."""
         shape = self._kind.shape
         group = n_heads // shape.kv_heads
         width = shape.k_head_dim + (shape.v_head_dim if latent else 0)
@@ -336,13 +329,11 @@ class PagedKernels:
         return -(-group // -(-group // most))
 
     def _bounds(self, bounds: tuple[int, int, int, int, int]) -> mx.array:
-        """Return `bounds` as an array, created once for all layers of a chunk."""
         if self._last_bounds[0] != bounds:
             self._last_bounds = bounds, on_device(bounds)
         return self._last_bounds[1]
 
     def _layer(self, layer: int, scale: float) -> mx.array:
-        """Return a layer's number and the bits of its scale as input for a kernel."""
         array = self._layers.get((layer, scale))
         if array is None:
             (bits,) = struct.unpack("<i", struct.pack("<f", scale))
@@ -364,8 +355,6 @@ def _built(
 
 
 class _Variant(NamedTuple):
-    """Parameters of an attention kernel. A thread group computes `together` of `n_heads` heads."""
-
     n_heads: int
     together: int
     sinks: bool
@@ -446,17 +435,15 @@ def _tiling(kind: PageKind, dialect: Dialect) -> Tiling:
 
 
 def _widest(shape: LayerShape) -> int:
-    """Return how many numbers one head's key or value has, whichever is wider."""
     return max(shape.k_head_dim, shape.v_head_dim)
 
 
 def _result_width(shape: LayerShape, *, latent: bool = False) -> int:
-    """Return the width of a head's result: that of values or, if `latent`, that of latents."""
     return shape.k_head_dim if latent else shape.v_head_dim
 
 
 def _multiple(head_dim: int) -> int:
-    """Return how many matrix instructions a warp can run side by side with its registers."""
+    """Return how many matrix instructions a warp has registers for."""
     return 1 if head_dim > _WIDE else 2
 
 

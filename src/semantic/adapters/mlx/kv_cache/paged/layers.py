@@ -1,7 +1,6 @@
 """A sequence's paged caches: creates them, also from blocks, and turns them into blocks.
 
-Restoring exclusive blocks moves no bytes; blocks of another agent are shared copy-on-write. Knows
-shapes and block sizes; knows nothing about requests, budgets or batches.
+Blocks of another agent are shared copy-on-write.
 """
 
 from __future__ import annotations
@@ -50,33 +49,26 @@ from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _USUAL_LENGTH = 8192
-"""The length, in tokens, of a sequence that would fill the pools of all kinds at the same time."""
+"""The length, in tokens, of a sequence that would fill the pools of all kinds equally."""
 
 
 class RowCosts(NamedTuple):
-    """Limits, in bytes of keys and values read, below which prompt tokens are computed as rows.
+    """Limits, in bytes of keys and values read, below which prompt tokens are computed as rows."""
 
-    As a row, each prompt token reads all keys before it. But a pass can have any number of rows
-    from any sequences, and no shape is new to the device. Up to `alone` bytes, rows are faster than
-    attention over a chunk. Up to `joined` bytes, rows are so cheap that other sequences may share
-    the pass. Chunks are padded to a multiple of `pad_to` tokens and batches to `size` rows, so that
-    shapes recur.
-    """
-
-    alone: int
-    joined: int
-    pad_to: int = 1
-    size: RowSize = exact
+    alone: int  # rows are faster than attention over a chunk
+    joined: int  # other sequences may share the pass
+    pad_to: int = 1  # chunks are padded to a multiple of this many tokens
+    size: RowSize = exact  # batches are padded to this many rows
 
 
 CUDA_COSTS = RowCosts(alone=96 << 30, joined=16 << 30, pad_to=128, size=row_size)
 """A new shape of attention costs some 60 ms; the device reads at least 3 TB/s."""
 TOGETHER_COSTS = CUDA_COSTS._replace(alone=4 << 40, joined=256 << 30)
-"""The costs on devices where runs of a sequence's rows read its keys together."""
+"""For devices where rows of one sequence read its keys together."""
 METAL_COSTS = RowCosts(alone=2 << 30, joined=2 << 30)
 """New shapes cost nothing; the device reads 0.1 to 0.8 TB/s."""
 PORTABLE_COSTS = RowCosts(alone=1 << 18, joined=1 << 18, pad_to=16, size=row_size)
-"""The slow reference implementation's costs: low, so that small models reach all code paths."""
+"""Low limits, so that small models reach all code paths."""
 
 
 class PagedLayers:
@@ -96,9 +88,8 @@ class PagedLayers:
         states: MakeStates | None = None,
         beside: Beside = "alone",
     ) -> None:
-        """`attention[i]` computes over pages of `kinds[i]`; `states` creates the caches of all
-        other layers. If `at_once`, `set_aside` allocates memory immediately; otherwise pools grow
-        on demand. `beside` says how sequences with states may share a pass."""
+        """`attention[i]` computes over pages of `kinds[i]`; `states` creates the other layers'
+        caches. If `at_once`, `set_aside` allocates memory immediately."""
         self.beside: Beside = "alone" if states is None else beside
         self._at_once = at_once
         # A state would include padding.
@@ -111,14 +102,12 @@ class PagedLayers:
         self.ragged = (True,) * spec.n_layers
         """For each layer, whether it can be in our batch: always True."""
         self.ours = tuple(i in self._layers for i in range(spec.n_layers))
-        """For each layer, whether it has pages; the other layers have a state."""
+        """For each layer, whether it has pages."""
         self.takes_rows = states is None
-        """True if a sequence's tokens can be rows of a batch. False with states, which need one
-        token after the other."""
+        """True if a sequence's tokens can be rows of a batch."""
 
     def set_aside(self, n_bytes: int) -> None:
-        """Set the sizes of the pools, which take `n_bytes` together, in the ratio that a sequence
-        of 8,192 tokens needs. A pool without free pages grows."""
+        """Set the sizes of the pools, which take `n_bytes` together."""
         sizes = [
             len(range(0, _USUAL_LENGTH, BLOCK_TOKENS)) if pool.kind.ring is None else pool.kind.ring
             for pool in self.pools
@@ -134,7 +123,7 @@ class PagedLayers:
                 pool.grow(pages)
 
     def shrink(self, room: int) -> bool:
-        """Free the memory of unused pages, one pool after the other; see `PagePool.shrink`."""
+        """Free the memory of unused pages; see `PagePool.shrink`."""
         return sum(pool.shrink(room) for pool in self.pools) > 0
 
     def abandon(self) -> None:
@@ -152,9 +141,8 @@ class PagedLayers:
     def restored(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> list[PagedCache]:
-        """Return caches that begin with the first `length` tokens of `blocks`. Takes over the
-        references of exclusive blocks; otherwise shares the pages, and copies the pages that later
-        writes change. Raises CacheReconstructionError if a layer does not hold these tokens."""
+        """Return caches that begin with the first `length` tokens of `blocks`. Raises
+        CacheReconstructionError if a layer does not hold them."""
         for pool in self.pools:
             self._check(pool, blocks, length)
         states = {
@@ -187,7 +175,6 @@ class PagedLayers:
     def _with_states(
         self, paged: Callable[[int, PagedLayer], PagedCache], states: Mapping[int, MlxLmCache]
     ) -> list[PagedCache]:
-        """Return each layer's cache: a `PagedCache`, or mlx-lm's if the layer has no pages."""
         return [
             cast(PagedCache, states[i]) if i in states else paged(i, self._layers[i])
             for i in range(self._spec.n_layers)
@@ -198,8 +185,7 @@ class PagedLayers:
         first_paged(caches).sequence.reserve(capacity)
 
     def reads_as_rows(self, caches: Sequence[PagedCache], n_tokens: int, n_bytes: int) -> bool:
-        """Return whether the next `n_tokens` may be rows of a batch. They must read at most
-        `n_bytes`, and must not overwrite tokens of a window that they still read."""
+        """Return whether the next `n_tokens` may be rows of a batch, reading at most `n_bytes`."""
         paged = first_paged(caches)
         total = 0
         for table in paged.sequence.tables:
@@ -220,7 +206,7 @@ class PagedLayers:
 
     def chunk_layers(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> ChunkLayers:
         """Return the layers of one pass over each sequence's next tokens. Raises ValueError if the
-        model needs equally many tokens from each sequence, but `chunks` differ."""
+        model cannot pad `chunks`."""
         counts = [n_tokens for _, n_tokens in chunks]
         width = max(counts) if self.beside == "even" else self.costs.size(max(counts))
         shape = n_sequences, _ = self.costs.size(len(chunks)), width
@@ -246,7 +232,7 @@ class PagedLayers:
     def fill(
         self, caches: Sequence[PagedCache], blocks: Sequence[Sequence[KVBlock]], length: int
     ) -> list[KVBlock]:
-        """Fill `blocks` with references to pages, copying nothing; return the unused blocks."""
+        """Fill `blocks` with references to pages; return the unused blocks."""
         unused: list[KVBlock] = []
         for pool in self.pools:
             layers = [blocks[i] for i in pool.kind.layers]
@@ -268,7 +254,6 @@ class PagedLayers:
         return unused
 
     def _check(self, pool: PagePool, blocks: AgentBlocks, length: int) -> None:
-        """Raise CacheReconstructionError unless the blocks of a kind can be cut to `length`."""
         found: list[BlockData] = []
         for i in pool.kind.layers:
             layer_blocks = blocks.blocks_for_layer(i)
@@ -286,9 +271,7 @@ class PagedLayers:
 
 
 def _pages_of(cache: PagedCache) -> list[tuple[int, int, PagedBlock]]:
-    """Return, for each page of a cache's kind, its first position, its number of tokens and a
-    block's data. Includes every page in use, even if a window's tokens would fit into fewer pages,
-    because the engine does not count a page without a block."""
+    """Return the first position, number of tokens and block data of each page in use."""
     table, held = cache.table, cache.held
     kind = table.pool.kind
     needed = table.pages_for(cache.offset)
@@ -303,7 +286,6 @@ def _pages_of(cache: PagedCache) -> list[tuple[int, int, PagedBlock]]:
 def _fit(
     found: Sequence[BlockData], blocks: Sequence[KVBlock], held: range, pool: PagePool
 ) -> bool:
-    """Return whether `found` has all pages of consecutive `blocks` at positions `held`."""
     first = found[0]
     if not isinstance(first, PagedBlock) or (first.first, first.stop) != (held.start, held.stop):
         return False
@@ -358,7 +340,7 @@ def _first_block(blocks: AgentBlocks, layer: int) -> PagedBlock:
 
 
 def _divided(held: range, n: int) -> list[range]:
-    """Divide `held` into `n` ranges of at most 256 tokens; only the last range may be empty."""
+    """Divide `held` into `n` ranges of at most 256 tokens; only the last may be empty."""
     edges = [
         max(held.start, min(held.start + i * BLOCK_TOKENS, held.stop - n + i)) for i in range(n)
     ]
@@ -366,11 +348,9 @@ def _divided(held: range, n: int) -> list[range]:
 
 
 def _unshare(table: PageTable, length: int) -> list[tuple[PageRef, PageRef]]:
-    """Replace the shared pages that writing from position `length` on will change (copy-on-write).
+    """Copy on write: replace the shared pages that tokens from position `length` on will change.
 
-    Returns pairs of old and new references; the caller copies the pages. In a ring, any page may
-    change; otherwise only the last page, and only if it has space left. Later pages hold no tokens:
-    drops the shared ones, and keeps the others as capacity.
+    Returns pairs of old and new references; the caller copies the pages.
     """
     pool = table.pool
     needed = table.pages_for(length)

@@ -1,8 +1,7 @@
-"""Page pool for one kind of layers: an array of pages, a free list, reference counts; page tables.
+"""Page pool for one kind of layers, and page tables of sequences.
 
-Layers that keep tokens of the same shape for the same window are of one kind and share pages. A
-page returns to the free list when its last `PageRef` is dropped, in any thread. A page table knows
-how many tokens have pages, but not the tokens. Knows nothing about budgets.
+The pool is an array of pages with a free list and reference counts. A page becomes free when its
+last `PageRef` is dropped, in any thread.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpe
 
 @dataclass(frozen=True, slots=True)
 class PageKind:
-    """Layers of one shape and one window. A page holds 256 tokens of all these layers. `ring` is
-    the number of a sequence's pages if there is a window, else None."""
+    """Layers of one shape and one window. A page holds 256 tokens of all these layers.
+
+    `ring` is the number of a sequence's pages if there is a window, else None.
+    """
 
     layers: tuple[int, ...]
     shape: LayerShape
@@ -33,18 +34,16 @@ class PageKind:
 
     @property
     def head_sizes(self) -> tuple[int, int]:
-        """The sizes of one head's 256 keys and of its 256 values, in numbers."""
+        """How many numbers one head's 256 keys have, and its 256 values."""
         return BLOCK_TOKENS * self.shape.k_head_dim, BLOCK_TOKENS * self.shape.v_head_dim
 
     @property
     def page_shape(self) -> tuple[int, int]:
-        """The shape of a page: (layers, numbers per layer). In each layer, keys, (kv_heads, 256,
-        k_head_dim), precede values."""
+        """The shape of a page, (layers, numbers per layer)."""
         return len(self.layers), self.shape.kv_heads * sum(self.head_sizes)
 
     def keys_and_values(self, pages: mx.array) -> tuple[mx.array, mx.array]:
-        """Return views of `pages`, (..., numbers per layer), as keys and as values. Each view is
-        (..., kv_heads, 256, head_dim)."""
+        """Return views of the keys and the values in `pages`, (..., kv_heads, 256, head_dim)."""
         shape, before = self.shape, pages.shape[:-1]
         n_keys = shape.kv_heads * self.head_sizes[0]
         keys = pages[..., :n_keys].reshape(*before, shape.kv_heads, BLOCK_TOKENS, shape.k_head_dim)
@@ -54,11 +53,11 @@ class PageKind:
         return keys, values
 
     def first_kept(self, first: int, length: int) -> int:
-        """Return the first position from `first` on that pages still hold after `length` tokens."""
+        """Return the first position that pages still hold after `length` tokens."""
         return first if self.ring is None else max(first, length - self.ring * BLOCK_TOKENS)
 
     def turn(self, block: int) -> int:
-        """Return the index, in a page table, of the page for block number `block`."""
+        """Return the index in a page table of the page for block number `block`."""
         return block if self.ring is None else block % self.ring
 
     @property
@@ -70,8 +69,7 @@ class PageKind:
 def page_kinds(
     spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
 ) -> tuple[PageKind, ...] | None:
-    """Return the kinds of a model's layers; None if a layer cannot use pages, or if all layers have
-    states."""
+    """Return the kinds of a model's layers; None if a layer cannot use pages."""
     groups: dict[tuple[LayerShape, int | None, int | None], list[int]] = {}
     for number, (layer, shape) in enumerate(zip(spec.layers, shapes, strict=True)):
         if layer.kind is LayerKind.STATE:
@@ -87,13 +85,11 @@ def page_kinds(
 
 
 _INITIAL_PAGES = 4
-"""The number of pages of a pool if it is used before `grow` is called."""
+"""The first size of a pool, in pages."""
 
 
 @dataclass(slots=True)
 class _Page:
-    """A page's index in the array, and the number of references to it."""
-
     index: int
     users: int = 0
 
@@ -117,7 +113,7 @@ class PageRef:
 
     @property
     def is_shared(self) -> bool:
-        """True if other objects refer to the page. A shared page must not be written to."""
+        """True if there are other references to the page. A shared page must not be written to."""
         return self._page.users > 1
 
     @property
@@ -130,7 +126,7 @@ class PageRef:
 
 
 class Loan:
-    """A `Place`: a page that a copy outside MLX uses. The page stays allocated until `end`."""
+    """A page in use by a copy outside MLX. The page stays allocated until `end`."""
 
     __slots__ = ("_number", "_page", "_pool")
 
@@ -152,8 +148,10 @@ class Loan:
 
 
 class PagePool:
-    """Pages of one kind, (pages, *PageKind.page_shape). Any thread may drop a reference. Only the
-    thread that runs MLX may do anything else."""
+    """Pages of one kind, (pages, *PageKind.page_shape).
+
+    Any thread may drop a reference. Only the thread that runs MLX may do anything else.
+    """
 
     def __init__(self, kind: PageKind) -> None:
         self.kind = kind
@@ -161,8 +159,7 @@ class PagePool:
         self._free: list[int] = []
         self._used: dict[int, _Page] = {}  # by index
         self.moves = 0
-        """How often pages have moved within the array; each move makes all known indices
-        invalid."""
+        """How often pages have moved within the array, which makes all known indices invalid."""
         self._enough: int | None = None
         self._lent: dict[int, PageRef] = {}
         self._loans = 0
@@ -170,12 +167,12 @@ class PagePool:
         self._lock = threading.Condition(threading.RLock())
         self._moving = threading.Lock()  # held while the array moves or a copy uses its address
         self.locate: Callable[[mx.array], int] | None = None
-        """Returns the device address of an array; None on devices without copies outside MLX."""
+        """Returns an array's device address; None on devices without copies outside MLX."""
         self._address: int | None = None
 
     @property
     def data(self) -> mx.array:
-        """The array. Kernels write to it in place. When the pool grows, a new array replaces it."""
+        """The array. Kernels write to it in place; growing replaces it."""
         if self._data is None:
             self.grow(_INITIAL_PAGES)
         if self._data is None:
@@ -202,7 +199,7 @@ class PagePool:
         return self.n_pages * self.kind.page_bytes
 
     def take(self) -> PageRef:
-        """Allocate a page. Waits if a copy will free a page; otherwise may grow the pool."""
+        """Allocate a page. May wait for a copy to end, or grow the pool."""
         with self._lock:
             self._lock.wait_for(lambda: self._free or not self._any_returns())
         if not self._free:
@@ -217,7 +214,7 @@ class PagePool:
             return PageRef(self, ref._page)  # noqa: SLF001  # same module
 
     def lend(self, ref: PageRef) -> Loan:
-        """Lend the page to a copy on another thread; the sequence keeps its own reference."""
+        """Lend the page to a copy on another thread."""
         if self._address is None and self.locate is not None:
             self._address = self.locate(self.data)
         with self._lock:
@@ -226,20 +223,20 @@ class PagePool:
             return Loan(self, self._loans, ref.index)
 
     def await_loan(self, ref: PageRef) -> None:
-        """Wait until the page has no loan, or until the pool has a free page to copy it to."""
+        """Wait until the page has no loan, or until the pool has a free page."""
         with self._lock:
             self._lock.wait_for(
                 lambda: self._free or all(one.index != ref.index for one in self._lent.values())
             )
 
     def end_loan(self, number: int) -> None:
-        """Drop the reference that a loan holds, if any. Only `Loan` calls this method."""
+        """Drop the reference that a loan holds, if any."""
         with self._lock:
             self._lent.pop(number, None)
             self._lock.notify_all()
 
     def give_back(self, page: _Page) -> None:
-        """Drop one reference to `page`. Only `PageRef` calls this method."""
+        """Drop one reference to `page`."""
         with self._lock:
             page.users -= 1
             if not page.users:
@@ -248,17 +245,17 @@ class PagePool:
 
     @contextmanager
     def still(self) -> Iterator[int | None]:
-        """Yield the device address where the pages begin; None after `abandon`. Keeps the pages at
-        this address until the `with` block ends. Any thread may call this method."""
+        """Yield the pages' device address, which is valid in the `with` block; None after
+        `abandon`. Any thread may call this method."""
         with self._moving:
             yield self._address
 
     def expect(self, n_pages: int) -> None:
-        """Make the pool stop once at `n_pages` pages as it grows by doubling."""
+        """Make the pool stop once at `n_pages` pages while it grows by doubling."""
         self._enough = n_pages
 
     def abandon(self) -> None:
-        """Free the array. No page may be allocated afterwards."""
+        """Free the array. The pool must not be used afterwards."""
         with self._moving:
             self._data = self._address = None
         with self._lock:
@@ -266,9 +263,10 @@ class PagePool:
             self._used.clear()
 
     def shrink(self, room: int) -> int:
-        """Free the memory of unused pages, moving the used pages together; return the freed bytes.
-        Used pages exist twice meanwhile: does nothing if they take more than `room` bytes, or
-        during a loan. Call this on the stream that computes with the pages."""
+        """Free the memory of unused pages; return the freed bytes.
+
+        Copies the used pages, and does nothing if they take more than `room` bytes.
+        """
         mx.synchronize()
         with self._moving, self._lock:
             kept = [self._used[at] for at in sorted(self._used)]
@@ -291,8 +289,7 @@ class PagePool:
         return n_bytes
 
     def grow(self, n_pages: int) -> None:
-        """Grow to at least `n_pages`. Copies the existing pages unless all are free, so call this
-        early, on the stream that computes with the pages."""
+        """Grow to at least `n_pages`. Copies the existing pages unless all are free."""
         if n_pages <= self.n_pages:
             return
         # Launched work may still write to the old array, which MLX treats as an input, so nothing
@@ -316,7 +313,6 @@ class PagePool:
             self._free[:0] = range(n_pages - 1, first - 1, -1)
 
     def _any_returns(self) -> bool:
-        """Return whether some page is in use only by copies outside MLX."""
         loans = Counter(ref.index for ref in self._lent.values())
         return any(ref.users == loans[ref.index] for ref in self._lent.values())
 
@@ -328,7 +324,7 @@ class PagePool:
 
 
 class PageTable:
-    """A sequence's pages of one kind: block i is in page i, or in page i modulo the ring's size."""
+    """A sequence's pages of one kind. Block i is in page i, or in page i modulo the ring's size."""
 
     __slots__ = ("_array", "_moves", "pool", "refs")
 
@@ -343,7 +339,7 @@ class PageTable:
         return [ref.index for ref in self.refs]
 
     def array(self) -> mx.array:
-        """Return `pages` as an int32 array for kernels. There must be at least one page."""
+        """Return `pages` as an int32 array. There must be at least one page."""
         if self._array is None or self._moves != self.pool.moves:
             self._array, self._moves = on_device(self.pages), self.pool.moves
         return self._array
@@ -359,7 +355,7 @@ class PageTable:
         return len(self.refs) >= self.pages_for(n_tokens)
 
     def reserve(self, n_tokens: int) -> None:
-        """Allocate the pages that the table lacks for a sequence of `n_tokens`."""
+        """Allocate the missing pages for a sequence of `n_tokens`."""
         if not self.has_capacity(n_tokens):
             while not self.has_capacity(n_tokens):
                 self.refs.append(self.pool.take())
@@ -367,8 +363,7 @@ class PageTable:
 
 
 class PagedSequence:
-    """One sequence's page tables, one per kind, which the caches of all its layers share. `padding`
-    is the number of padding tokens at the end of the current chunk."""
+    """One sequence's page tables, one per kind. The current chunk ends with `padding` tokens."""
 
     __slots__ = ("__weakref__", "padding", "tables")
 
@@ -383,9 +378,10 @@ class PagedSequence:
 
 
 class PagedBlock(NamedTuple):
-    """The content of a preempted sequence's block: page `refs[at]` of a page table. All blocks of a
-    kind's layers share `refs`. `first` to `stop` are the positions in all pages of the table;
-    `nbytes` is the size of one layer's share of a page."""
+    """The content of a preempted sequence's block: page `refs[at]` of a page table.
+
+    The whole table covers the positions `first` to `stop`. `nbytes` is one layer's part of a page.
+    """
 
     refs: tuple[PageRef, ...]
     at: int

@@ -1,7 +1,6 @@
 """Self-test of paged attention on this device, for one kind of layers.
 
-Compares attention over random tokens of several lengths in scattered pages with MLX's own
-operations; also stores and copies whole pages. A device uses only kernels that have passed.
+Compares it with MLX's own operations. A device uses only kernels that have passed.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import (
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 _LENGTHS = (1, 255, 256, 257, 900)
-"""Lengths, in tokens, of sequences including the new token: near a block's edge, and longer."""
+"""Lengths of sequences, in tokens: near a block's edge, and longer."""
 
 _ROWS = 40
-"""How many tokens to test as rows of a batch: more than one thread group computes together."""
+"""How many tokens to test as rows of a batch."""
 
 _TOLERANCE = 1e-2
-"""The largest error, relative to the result's norm. Half precision and TF32 are accurate to
-2e-3."""
+"""The largest error, relative to the result's norm. Half precision is accurate to 2e-3."""
 
 # Errors that MLX raises if a kernel does not compile or a launch fails.
 _REFUSED = (RuntimeError, ValueError)
@@ -42,8 +40,7 @@ def computes_attention(
     *,
     latent: bool = False,
 ) -> bool:
-    """Return whether `attention` is right for `n_heads` query heads over pages of this kind. Tests
-    each value in `sinks`, and rope keys if `latent`, because layers may use all of these."""
+    """Return whether `attention` is right for `n_heads` query heads over pages of this kind."""
     if not n_heads or n_heads % kind.shape.kv_heads:
         return False
     try:
@@ -58,7 +55,6 @@ def computes_attention(
 
 
 def _moves_pages(kind: PageKind, attention: PagedAttention) -> bool:
-    """Return whether storing and copying whole pages changes the right pages and no other pages."""
     pool = PagePool(kind)
     pool.grow(4)
     data = mx.random.normal((2, *kind.page_shape), key=mx.random.key(1)).astype(kind.shape.dtype)
@@ -146,7 +142,6 @@ def _rows_see_each_other(
     *,
     latent: bool,
 ) -> bool:
-    """Return whether the last tokens of one sequence attend to one another as rows of a batch."""
     kind, length = table.pool.kind, k.shape[2]
     n = _ROWS
     if kind.ring is not None and kind.window is not None:
@@ -169,14 +164,13 @@ def _rows_see_each_other(
 
 
 def _row(array: mx.array, i: int) -> mx.array:
-    """Return `array[i]`. Takes a slice, because a GPU would spend seconds compiling a gather."""
+    """Return `array[i]` as a slice: a GPU would spend seconds compiling a gather."""
     return array[i : i + 1].squeeze(0)
 
 
 def _appends(
     attention: PagedAttention, table: PageTable, layer: int, k: mx.array, v: mx.array
 ) -> bool:
-    """Append two chunks to an empty table; return whether the second chunk sees the first."""
     n, window = k.shape[2], table.pool.kind.window
     half = n // 2
     seen = 0 if window is None else max(0, half - window + 1)
@@ -201,8 +195,7 @@ def _attention(
     sinks: mx.array | None,
     rope: mx.array | None,
 ) -> mx.array:
-    """Return the attention of one token, (heads, 1, head_dim), over the tokens in its window. Keys
-    and values are (kv_heads, n, head_dim)."""
+    """Return one token's attention, (heads, 1, head_dim), to keys, (kv_heads, n, head_dim)."""
     if rope is not None:
         q, k, v = mx.concatenate([q, rope], axis=-1), mx.concatenate([k, v], axis=-1), k
     first = 0 if window is None else max(0, k.shape[1] - window)
@@ -216,6 +209,5 @@ def _attention(
 
 
 def _close(found: mx.array, expected: mx.array) -> bool:
-    """Return whether the results differ by at most the tolerance; False if any value is NaN."""
     difference = mx.linalg.norm(found.astype(mx.float32) - expected)
     return bool((difference <= _TOLERANCE * mx.linalg.norm(expected)).item())

@@ -1,9 +1,6 @@
-"""Prefill of several sequences side by side: one pass computes the next tokens of all sequences.
+"""Prefill of several sequences in one pass, for models with states.
 
-For models with states, which take a sequence's tokens one after the other: one pass over many
-sequences costs less than a pass for each sequence. Shorter sequences are padded at the end; their
-states ignore padding because of mlx-lm's `lengths`. In layers with pages, each token is a row of a
-batch, without padding. Knows caches; does not know requests, or when sharing a pass is faster.
+Shorter sequences are padded at the end. mlx-lm's `lengths` make their states ignore padding.
 """
 
 from __future__ import annotations
@@ -22,11 +19,10 @@ from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch, PagedCache, PagedKeys, PagedLayer
 
 Beside = Literal["alone", "even", "padded"]
-"""How sequences of a model can share a pass: not at all, with equally many tokens from each, or
-with any number of tokens from each, where mlx-lm's model recognizes padding by `lengths`."""
+"""How sequences of a model can share a pass: not at all, with equal lengths, or with padding."""
 
 Caches = Sequence[PagedCache]
-"""A sequence's caches for all layers. Layers without pages have mlx-lm's states."""
+"""A sequence's caches for all layers."""
 
 
 Chunk = tuple[Caches, Sequence[int]]
@@ -34,15 +30,15 @@ Chunk = tuple[Caches, Sequence[int]]
 
 
 class ChunkLayout:
-    """The tokens of a pass, either as one row per token, or as an array (sequences, width).
-    Sequence i has `counts[i]` tokens, from position `firsts[i]` on. Padding fills each sequence up
-    to `width` tokens, and the array up to the number of sequences."""
+    """The tokens of a pass, as rows of one token and as an array (sequences, width).
+
+    Sequence i has `counts[i]` tokens from position `firsts[i]` on.
+    """
 
     def __init__(
         self, firsts: Sequence[int], counts: Sequence[int], shape: tuple[int, int], n_rows: int
     ) -> None:
-        """Arrange a pass as `n_rows` rows, and as `shape`, (sequences, width). These numbers
-        include padding."""
+        """`n_rows` and `shape`, (sequences, width), include padding."""
         self.shape = n_sequences, width = shape
         padding = [0] * (n_sequences - len(firsts))
         self.offset = mx.array([*firsts, *padding], mx.int32)
@@ -69,8 +65,7 @@ class ChunkLayout:
 
 
 class ChunkBatch(PagedBatch):
-    """One layer's paged caches of the sequences in a pass, with mlx-lm's batch cache interface. The
-    rows of `metadata` are the tokens, one sequence after the other."""
+    """One layer's paged caches of the sequences in a pass, with mlx-lm's batch cache interface."""
 
     def __init__(self, layer: PagedLayer, metadata: BatchMetadata, layout: ChunkLayout) -> None:
         super().__init__(layer, metadata, (), write_first=True)
@@ -106,21 +101,19 @@ class ChunkBatch(PagedBatch):
 
 
 class _Pass(NamedTuple):
-    """Tokens, (sequences, tokens), and layers, for sequences whose states have the same shapes."""
-
     inputs: mx.array
     layers: list[ChunkBatch | StateBatch]
 
 
 class ChunkLayers(NamedTuple):
-    """The layers of a pass. `shape` is (sequences, tokens of each sequence), including padding."""
+    """The layers of a pass. `shape` is (sequences, tokens of each), including padding."""
 
     shape: tuple[int, int]
     layers: list[ChunkBatch | StateBatch]
 
 
 Layers = Callable[[Sequence[tuple[Caches, int]]], ChunkLayers]
-"""Takes sequences, each with the number of its next tokens; returns the layers of their pass."""
+"""Takes sequences with the numbers of their next tokens; returns the layers of their pass."""
 
 
 def compute_side_by_side(model: Module, layers: Layers, chunks: Sequence[Chunk]) -> None:
@@ -147,8 +140,7 @@ def compute_side_by_side(model: Module, layers: Layers, chunks: Sequence[Chunk])
 
 
 def _passes(layers: Layers, chunks: Sequence[Chunk]) -> list[_Pass]:
-    """Put sequences with and without a state into separate passes, because some models do not treat
-    a missing state as zeros."""
+    """Put sequences with and without a state into separate passes."""
     groups: dict[object, list[Chunk]] = {}
     for chunk in chunks:
         groups.setdefault(state_shapes(chunk[0]), []).append(chunk)
