@@ -1,5 +1,4 @@
-"""Events of an answer: its pieces in the order of generation, then its end. A streamed response
-sends the pieces; a whole response joins the same pieces."""
+"""Events of an answer: its pieces in the order of generation, then its end."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ AnswerReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 
 @dataclass(frozen=True, slots=True)
 class AnswerStarted:
-    """The engine accepted the request of `agent_id`; its prompt has `prompt_tokens` tokens."""
+    """The engine accepted a request. Its prompt has `prompt_tokens` tokens."""
 
     uid: str
     agent_id: str
@@ -31,8 +30,7 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Log-probabilities of the prompt's tokens, sent before any text if the request asks for them;
-    the first token's entry is None."""
+    """Log-probabilities of the prompt's tokens, None for the first."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob | None, ...]
@@ -40,8 +38,7 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More text of the answer. If `text` is empty, `logprobs` belong to a token whose character is
-    still incomplete."""
+    """More text of the answer. `text` may be empty while a character is incomplete."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -71,24 +68,22 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFailed:
-    """Why a text between a tool call's marks is not a call. `TextDelta`s with the text follow."""
+    """A text between a tool call's marks that is not a call. `TextDelta`s with the text follow."""
 
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request. `cached` counts the reused prompt tokens; `match` says why the
-    request did not reuse more. `kept` says whether the cache keeps the computed tokens. `noted`
-    counts the pictures, sounds and documents that the prompt mentions in a note."""
+    """Token counts of a request."""
 
     prompt: int
-    cached: int
+    cached: int  # reused prompt tokens
     completion: int
     reasoning: int = 0
     match: MatchReport | None = None
-    kept: bool = True
-    noted: int = 0
+    kept: bool = True  # the cache keeps the computed tokens
+    noted: int = 0  # attachments of which the prompt has only a note
 
     @property
     def written(self) -> int:
@@ -102,7 +97,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """The last event. `stop_string` is the stop string that ended the answer, or None."""
+    """The last event. `stop_string` is the stop string that ended the answer, if any."""
 
     reason: AnswerReason
     usage: Usage

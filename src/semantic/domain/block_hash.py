@@ -1,6 +1,7 @@
-"""BlockHash: the content address of a stored block, a chained SHA-256 over length-framed fields:
-its namespace, its tenant, every token before it and its own tokens. Knows nothing about files or
-the content of a block's body."""
+"""BlockHash: the content address of a stored block.
+
+It is a chained SHA-256 of the block's namespace, tenant and tokens, and of all tokens before it.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ HEAD_TOKENS = 16
 """The number of tokens that `begins_like` compares."""
 _ID_BYTES = 8
 _LAYOUT_VERSION = b"1"
-"""Increment this when the meaning of a body's bytes changes, to make older blocks unknown."""
+"""Increment this when the meaning of a stored body's bytes changes."""
 
 
 ANY_CHIP = "any-chip:"
-"""Begins the id of a model whose blocks chips may share even if they round differently."""
+"""Begins the id of a model whose blocks chips share although they round differently."""
 
 
 class Part(StrEnum):
@@ -40,7 +41,7 @@ class Part(StrEnum):
     WINDOW = "window"
     """Keys and values in the sliding-window layers, stored only where a sequence may resume."""
     CHECKPOINT = "checkpoint"
-    """Everything else needed to resume after the block's last token: states, the window's edge."""
+    """All else needed to resume after the block's last token: states, the window's edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,7 @@ class BlockKey:
 
 
 def begins_like(tokens: Sequence[int], like: Sequence[int]) -> bool:
-    """Return whether both sequences begin with the same 16 tokens; a shorter sequence must match as
-    a whole. Fewer shared tokens are not worth a read, because a chat template begins all
-    conversations alike."""
+    """Return whether both sequences begin with the same 16 tokens, or the whole shorter one."""
     n = min(HEAD_TOKENS, len(tokens), len(like))
     return n > 0 and tuple(tokens[:n]) == tuple(like[:n])
 
@@ -66,8 +65,7 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(data: bytes) -> tuple[int, ...]:
-    """Return the token ids that `pack_tokens` packed. Raises ValueError for a length that is not a
-    multiple of 4."""
+    """Undo `pack_tokens`. Raises ValueError for a length that is not a multiple of 4."""
     packed = array("I")
     packed.frombytes(data)
     if sys.byteorder == "big":
@@ -76,9 +74,7 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
 
 
 def namespace_of(model_id: str, layout: str) -> bytes:
-    """Return the 32-byte namespace of all blocks that a model computes. `model_id` identifies the
-    numerics and the content of weights, configuration and tokenizer; `layout` identifies layer
-    kinds, shapes, dtypes and the order of a body's bytes."""
+    """Return the 32-byte namespace of all blocks that a model computes."""
     size = BLOCK_TOKENS.to_bytes(8, "little")
     return digest("ns-v1", model_id.encode(), layout.encode(), size, _LAYOUT_VERSION)
 
@@ -86,26 +82,26 @@ def namespace_of(model_id: str, layout: str) -> bytes:
 LOCAL_TENANT = ""
 """The tenant of requests without an API key."""
 PUBLIC_TENANT = "public"
-"""The tenant of prefixes that the operator shares with every tenant. Never a client's tenant."""
+"""The tenant of prefixes that the operator shares with every tenant."""
 
 
 def tenant_tag(secret: bytes, tenant: str) -> bytes:
-    """Return the 32-byte tag that stands for `tenant` in hashes; deriving it requires `secret`."""
+    """Return the 32-byte tag of `tenant` in hashes."""
     return hmac.digest(secret, tenant.encode("utf-8", "surrogatepass"), "sha256")
 
 
 def tenant_id(secret: bytes, tag: bytes) -> str:
-    """Return the id under which operators see a tenant: "local" for requests without an API key,
-    "public", or 16 hexadecimal digits, which reveal neither the tenant's key nor its tag."""
+    """Return the id under which operators see a tenant, such as "local"."""
     named = {tenant_tag(secret, LOCAL_TENANT): "local", tenant_tag(secret, PUBLIC_TENANT): "public"}
     return named.get(tag) or digest("tenant-id-v1", tag)[:_ID_BYTES].hex()
 
 
 @dataclass(frozen=True)  # no slots: caches `root`
 class Scope:
-    """A model's content and a tenant, 32 bytes each; requests share blocks only within a scope. A
-    `salt` limits sharing further, to agents of one import. Comparisons of scopes, names of agents
-    and lists of agents ignore the `salt`."""
+    """A model's content and a tenant, 32 bytes each. Requests share blocks only within a scope.
+
+    A `salt` limits sharing to the agents of one import.
+    """
 
     namespace: bytes
     tenant: bytes
@@ -126,8 +122,8 @@ class Scope:
     def chain(
         self, tokens: Sequence[int], *, parent: BlockHash | None = None, start: int = 0
     ) -> Iterator[BlockLink]:
-        """Yield the blocks of `tokens` in order; the last block may be partial. The tokens follow
-        the block `parent` and begin at position `start` of their sequence, a multiple of 256."""
+        """Yield the blocks of `tokens`, which follow the block `parent`. Their first position,
+        `start`, is a multiple of 256."""
         before = self.root if parent is None else parent
         for at in range(0, len(tokens), BLOCK_TOKENS):
             own = tuple(tokens[at : at + BLOCK_TOKENS])
@@ -136,7 +132,7 @@ class Scope:
             before = link.hash
 
     def continued(self, links: Sequence[BlockLink], tokens: Sequence[int]) -> list[BlockLink]:
-        """Return all blocks of `tokens`, which begin with the full blocks `links`."""
+        """Return all blocks of `tokens`, the first of which are `links`."""
         start = len(links) * BLOCK_TOKENS
         parent = links[-1].hash if links else None
         return [*links, *self.chain(tokens[start:], parent=parent, start=start)]
@@ -144,7 +140,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class BlockLink:
-    """One block of a chain: the inputs of its hash. `start` is the position of its first token."""
+    """One block of a chain, with the inputs of its hash."""
 
     scope: Scope
     hash: BlockHash
@@ -162,5 +158,5 @@ class BlockLink:
         return len(self.tokens) == BLOCK_TOKENS
 
     def key(self, part: Part) -> BlockKey:
-        """Return the key under which a store keeps the body of part `part` of this block."""
+        """Return the key under which a store keeps a part of this block."""
         return BlockKey(self.hash, part)

@@ -1,8 +1,7 @@
 """Chat: a conversation independent of any API: messages, tools and options of the answer.
 
-A point is a digest of the content up to a message: conversations with equal content are at the same
-point, even if their clients encode the content differently. Points ignore reasoning, since most
-clients leave it out of the history. Knows no APIs, templates or tokens.
+A point is a digest of the conversation up to a message. Points ignore reasoning, which most clients
+leave out of the history.
 """
 
 from __future__ import annotations
@@ -34,14 +33,12 @@ class ToolCall:
 
 
 def is_tool_name(name: str) -> bool:
-    """Return whether `name`, which no offered tool has, can be the name of a tool. Some call
-    formats treat all text before the arguments as the name."""
+    """Return whether `name` can be the name of a tool that the request does not offer."""
     return _NAMES.fullmatch(name) is not None
 
 
 def replace_surrogates(text: str) -> str:
-    """Return `text` with each lone surrogate replaced by U+FFFD: JSON can spell a lone surrogate,
-    but UTF-8 cannot encode it."""
+    """Return `text` with each lone surrogate, which UTF-8 cannot encode, replaced by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -56,8 +53,8 @@ def numbered_call(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A picture, sound or document in a message. In place of the attachment, the message's text has
-    a note that contains `what`. Equal attachments have the same `digest`."""
+    """A picture, sound or document in a message, which has a note with `what` in its place. Equal
+    attachments have the same `digest`."""
 
     what: str
     digest: bytes
@@ -65,7 +62,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. A message with the role "tool" is the result of the call `tool_call_id`."""
+    """One message. A "tool" message is the result of the call `tool_call_id`."""
 
     role: Role
     content: str = ""
@@ -77,27 +74,25 @@ class Message:
 
     @property
     def length(self) -> int:
-        """The number of characters of content and arguments; reasoning does not count, as a
-        template may drop it."""
+        """The number of characters of content and arguments, without reasoning."""
         return len(self.content) + sum(len(call.arguments) for call in self.tool_calls)
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. If `strict`, all calls match `parameters`. `kind` is the
-    client's name for this kind of tool; the model never sees it."""
+    """A function that the model may call. If `strict`, all calls match `parameters`."""
 
     name: str
     description: str = ""
     parameters: JsonSchema = field(default_factory=dict)
     strict: bool = False
-    kind: str = "function"
+    kind: str = "function"  # the client's name for this kind of tool; the model never sees it
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
     """Says whether the model may ("auto"), must not ("none") or must ("required") call a tool. If
-    `name` is given, the model may call only the tool of this name."""
+    `name` is given, the model may call only this tool."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
@@ -105,8 +100,7 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """Structured output: JSON that matches `schema` if given, or a text that matches `grammar`. A
-    grammar is in Lark's notation, and its first rule is `start`."""
+    """Structured output: JSON that matches `schema`, or a text that matches a Lark `grammar`."""
 
     schema: JsonSchema | None = None
     grammar: str | None = None
@@ -114,8 +108,7 @@ class AnswerFormat:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation that the assistant continues. The chat template gets `template_options`
-    (enable_thinking, reasoning_effort)."""
+    """A conversation that the assistant continues."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -150,9 +143,12 @@ class Chat:
 
 
 def in_call_order(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return `messages` with the results of an answer's calls right after the answer, in the order
-    of the calls. Clients send results as they arrive, and most templates write no ids, so a model
-    would match results to the wrong calls. Results without a call come last."""
+    """Return `messages` with the results of an answer's calls right after it, in the order of the
+    calls.
+
+    Without ids in the prompt, a model would confuse results in another order. Results without a
+    call come last.
+    """
     ordered: list[Message] = []
     calls: tuple[ToolCall, ...] = ()
     later: list[Message] = []  # messages after the calls
@@ -184,7 +180,7 @@ def _results_first(calls: Sequence[ToolCall], later: Sequence[Message]) -> Seque
 
 Point = bytes
 Defaults = Mapping[str, Mapping[str, bytes]]
-"""The canonical text of each argument's default, by tool name and argument name."""
+"""Default values as canonical JSON text, by tool name and argument name."""
 _ENDS_OF_LINES = re.compile(r"[ \t\r]+(?=\n|\Z)")
 
 _LARGEST_EXACT = 1 << 53
@@ -193,18 +189,17 @@ _LARGEST_EXACT = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer and the conversation's tokens up to the answer's end: `start` tokens that the
-    previous turn also has, then `tokens`. `parent` is the previous turn's digest, because several
-    turns with different tokens may reach the same point. A turn without `tokens` is known, but a
-    conversation cannot continue from it. `thought` is the digest of the answer's reasoning. `owner`
-    is the key under which the store counts the tenant's turns."""
+    """An answer and the conversation's tokens up to its end.
+
+    A conversation cannot continue from a turn without `tokens`.
+    """
 
     point: Point
-    parent: bytes | None
-    start: int
-    tokens: tuple[int, ...]
-    thought: bytes
-    owner: bytes = field(default=b"", compare=False)
+    parent: bytes | None  # the digest of the previous turn
+    start: int  # how many tokens the previous turn has
+    tokens: tuple[int, ...]  # the tokens after those
+    thought: bytes  # the digest of the answer's reasoning
+    owner: bytes = field(default=b"", compare=False)  # the store counts a tenant's turns by it
 
     @property
     def end(self) -> int:
@@ -213,9 +208,11 @@ class Turn:
 
 
 def points(chat: Chat, scope: bytes, tool_texts: Sequence[bytes] | None = None) -> list[Point]:
-    """Return the point before the first message and the point after each message, valid within
-    `scope`. Tools and template options are part of every point, since templates render them first.
-    `tool_texts` are the results of `tool_text` for the tools, if already computed."""
+    """Return the point before the first message and the point after each message.
+
+    Points include tools and template options. `tool_texts` are the results of `tool_text`, if
+    already computed.
+    """
     options, defaults = canonical(dict(chat.template_options)), defaults_of(chat.tools)
     texts = map(tool_text, chat.tools) if tool_texts is None else tool_texts
     found = [digest("history-v1", scope, options, *texts)]
@@ -225,7 +222,7 @@ def points(chat: Chat, scope: bytes, tool_texts: Sequence[bytes] | None = None) 
 
 
 def defaults_of(tools: Sequence[Tool]) -> Defaults:
-    """Return the default arguments in the schemas of `tools`, which clients may add to calls."""
+    """Return the default arguments in the schemas of `tools`."""
     found = {tool.name: tool.parameters.get("properties") for tool in tools}
     return {
         name: {
@@ -239,9 +236,11 @@ def defaults_of(tools: Sequence[Tool]) -> Defaults:
 
 
 def point_after(point: Point, message: Message, defaults: Defaults = MappingProxyType({})) -> Point:
-    """Return the point that follows `point` and `message`. Ignores arguments that equal their
-    `defaults`, and white space at the ends of lines: clients may drop both, as Claude Code does in
-    its edits."""
+    """Return the point that follows `point` and `message`.
+
+    Ignores what clients may drop: arguments equal to their `defaults`, and white space at the ends
+    of lines.
+    """
     content = message.content
     if message.role == "assistant":
         content = content.strip()  # APIs and clients trim answers
@@ -259,12 +258,12 @@ def point_after(point: Point, message: Message, defaults: Defaults = MappingProx
 
 
 def thought_digest(reasoning: str) -> bytes:
-    """Return the digest of an answer's reasoning, without the white space around the reasoning."""
+    """Return the digest of an answer's reasoning, without surrounding white space."""
     return digest("thought-v1", _text(reasoning.strip()))
 
 
 def agrees(turn: Turn, message: Message) -> bool:
-    """Return whether `message` has no reasoning or the same reasoning as `turn`."""
+    """Return whether `message` has the same reasoning as `turn`, or none."""
     return not message.reasoning.strip() or thought_digest(message.reasoning) == turn.thought
 
 
@@ -274,18 +273,17 @@ def answers(messages: Sequence[Message]) -> list[int]:
 
 
 def tool_text(tool: Tool) -> bytes:
-    """Return the canonical text of a tool. The order of its schema's keys does not matter."""
+    """Return the canonical text of a tool."""
     return canonical([tool.name, tool.description, dict(tool.parameters), tool.strict])
 
 
 def canonical(value: object) -> bytes:
-    """Return `value` as JSON in canonical form: equal values have equal text."""
+    """Return `value` as canonical JSON: equal values have equal text."""
     return _text(json.dumps(value, sort_keys=True, separators=(",", ":"), default=str))
 
 
 def _arguments(text: str, defaults: Mapping[str, bytes]) -> bytes:
-    """Return the canonical JSON of a call's arguments, without arguments that equal their
-    `defaults`. Clients with only one type of number get the same result."""
+    """Return the canonical JSON of a call's arguments, without `defaults`."""
     try:
         found = _trimmed(json.loads(text, parse_int=_number, parse_float=_number))
     except (ValueError, RecursionError):
@@ -311,8 +309,7 @@ def _trimmed(value: object) -> object:
 
 
 def _number(text: str) -> int | float:
-    """Return a number as JavaScript represents it: 1.0 becomes 1, large integers lose digits.
-    Raises ValueError for a number beyond the range of a float."""
+    """Return a number as JavaScript represents it. Raises ValueError if it exceeds a float."""
     number = float(text)
     if math.isinf(number):
         raise ValueError(f"{text:.40} is too large")

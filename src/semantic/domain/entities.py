@@ -1,5 +1,4 @@
-"""KVBlock, a block of cached tokens, and AgentBlocks, an agent's cache as blocks per layer. A
-block's keys and values (`layer_data`) belong to a backend and are opaque here."""
+"""KVBlock, a block of cached tokens, and AgentBlocks, an agent's cache."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ from typing import NewType, TypeAlias
 BlockData: TypeAlias = object
 
 BlockId = NewType("BlockId", int)
-"""A block's number, unique in the process: a stale or foreign reference is always detected."""
+"""A block's number, unique in the process."""
 
 
 @dataclass(slots=True)
 class KVBlock:
-    """Up to 256 consecutive tokens of one layer, the first at position `start` of the sequence.
-    `layer_data` is None until a backend fills it."""
+    """Up to 256 consecutive tokens of one layer; `start` is the position of the first. `layer_data`
+    is None until a backend fills it."""
 
     block_id: BlockId
     layer_id: int
@@ -32,11 +31,10 @@ class KVBlock:
 
 @dataclass(slots=True, eq=False)
 class AgentBlocks:
-    """One agent's cache: its tokens and, per layer, the blocks that hold them; a sliding-window
-    layer holds only the last tokens. `model_id` is the model that computed the cache. `owner` is
-    the pool's name for the holder of the blocks, by default the agent's id. A retired cache is
-    empty, because its blocks went to the agent's next request or back to the pool. A request
-    accepts a retired cache and reuses nothing."""
+    """One agent's cache: its tokens and, per layer, the blocks that hold them.
+
+    `owner` is the pool's name for the holder of the blocks. A retired cache is empty.
+    """
 
     agent_id: str
     total_tokens: int = 0
@@ -63,7 +61,7 @@ class AgentBlocks:
         return self._layers.get(layer_id, [])
 
     def token_range(self, layer_id: int) -> range:
-        """Return the positions of the tokens that layer `layer_id` holds."""
+        """Return the positions of the tokens that a layer holds."""
         blocks = self.blocks_for_layer(layer_id)
         return range(blocks[0].start, blocks[-1].stop) if blocks else range(0)
 
@@ -76,8 +74,7 @@ class AgentBlocks:
         return sum(len(blocks) for blocks in self._layers.values())
 
     def snapshot(self, agent_id: str | None = None, owner: str | None = None) -> AgentBlocks:
-        """Return a copy that refers to the same blocks and stays valid when the original retires.
-        `agent_id` and `owner` replace the original's values, if given."""
+        """Return a copy with the same blocks that stays valid when the original retires."""
         copy = AgentBlocks(
             self.agent_id if agent_id is None else agent_id,
             self.total_tokens,
@@ -90,6 +87,6 @@ class AgentBlocks:
         return copy
 
     def retire(self) -> None:
-        """Drop the references to the blocks, which are already free or have another owner."""
+        """Drop the references to the blocks."""
         self.retired = True
         self._layers = {}

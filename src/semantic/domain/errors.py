@@ -24,8 +24,7 @@
         ├── StoreError                   the store's folder is not usable as it is
         └── IntegrityError               an internal count is wrong: a bug
 
-Each class also derives from the built-in exception that a caller without this module would
-expect. Knows nothing of the display of errors.
+Each class also derives from a built-in exception.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from collections.abc import Sequence
 from semantic.domain.grammar import Grammar
 
 GRAMMAR_FAILED = "the grammar failed"
-"""Begins the message of an answer whose grammar failed. Clients may read the whole message."""
+"""Begins the message of an answer whose grammar failed."""
 NOT_FINITE = "the model computed NaN or infinite values; nothing computed for this answer is kept"
-"""The message of an answer that ended because of NaN or infinity. Clients may read the message."""
+"""The message of an answer that ended because of NaN or infinity."""
 
 
 class SemanticError(Exception):
@@ -53,8 +52,10 @@ class InvalidRequestError(RequestError, ValueError):
 
 
 class ContextOverflowError(RequestError, ValueError):
-    """The prompt plus at least one token of an answer exceeds the model's context. `prompt_tokens`
-    may be a lower bound. `is_chat` says that the prompt is a conversation."""
+    """The prompt and one token of an answer exceed the model's context.
+
+    `prompt_tokens` may be a lower bound. `is_chat` says that the prompt is a conversation.
+    """
 
     def __init__(
         self, message: str, *, prompt_tokens: int, limit: int, is_chat: bool = True
@@ -70,7 +71,7 @@ class AgentNotFoundError(RequestError, LookupError):
 
 
 class PinLimitError(RequestError, ValueError):
-    """The tenant would pin more than its part of the store; the tenant must unpin agents first."""
+    """The tenant would pin more than its part of the store."""
 
 
 class ModelNotFoundError(RequestError, LookupError):
@@ -78,8 +79,7 @@ class ModelNotFoundError(RequestError, LookupError):
 
 
 class CacheReconstructionError(RequestError, ValueError):
-    """The backend cannot restore a cache from the blocks: they belong to another model, have
-    another shape, or are incomplete."""
+    """The backend cannot restore a cache from the blocks."""
 
 
 class CapacityError(SemanticError):
@@ -99,11 +99,11 @@ class OverloadedError(CapacityError):
 
 
 class TenantLimitError(OverloadedError):
-    """The tenant already uses as much as it may while other tenants need their part."""
+    """The tenant already uses as much as it may."""
 
 
 class WeightsTooLargeError(CapacityError):
-    """The model's weights, `n_bytes`, exceed the available memory; the process read no weights."""
+    """The model's weights, `n_bytes`, exceed the available memory."""
 
     def __init__(self, message: str, *, n_bytes: int) -> None:
         super().__init__(message)
@@ -111,8 +111,10 @@ class WeightsTooLargeError(CapacityError):
 
 
 class UncheckedGrammarError(CapacityError):
-    """`grammars` may be expensive to compile, so they need a check first. If `compiles`, each
-    grammar is for a whole answer; otherwise it is a part of such a grammar."""
+    """The `grammars` may be expensive to compile and need a check first.
+
+    If `compiles`, each is for a whole answer; otherwise it is a part of such a grammar.
+    """
 
     def __init__(self, grammars: Sequence[Grammar], *, compiles: bool) -> None:
         super().__init__("the grammar of the answer is not checked yet; retry")
@@ -141,15 +143,14 @@ class BackendError(OperatorError, RuntimeError):
 
 
 class NotFiniteError(BackendError):
-    """The model computed NaN or infinite values from a request, whose cache is now invalid."""
+    """The model computed NaN or infinite values."""
 
     def __init__(self) -> None:
         super().__init__(NOT_FINITE)
 
 
 class ModelLoadError(OperatorError, RuntimeError):
-    """One of several models does not load, because of its files or the memory budget. Clients may
-    read `public`, which names no path."""
+    """One of several models does not load. Clients may read `public`, which names no path."""
 
     def __init__(self, message: str, *, public: str) -> None:
         super().__init__(message)

@@ -1,11 +1,7 @@
-"""Equal parts for tenants: FairShare and RoundRobin divide use over time, FairRoom and FairLru
-divide space, and the functions divide stores. Knows neither clocks nor threads.
+"""Equal parts for tenants.
 
-FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996), but learns a cost only after the
-work. FairRoom limits space that it cannot reclaim, by a threshold that moves with the free room
-(Choudhury and Hahne, 1998). A full FairLru drops the least recently used value of the tenant that
-holds most: a single tenant may use all the space, and a tenant with less than an equal part loses
-nothing.
+FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996). FairRoom is a dynamic threshold
+(Choudhury and Hahne, 1998).
 """
 
 from __future__ import annotations
@@ -19,9 +15,7 @@ V = TypeVar("V")
 
 
 class FairShare:
-    """Tracks how much each tenant has used, in any unit. A tenant gets no credit for the time in
-    which it wants nothing. If two tenants always want something, each exceeds the other's use by at
-    most its own largest cost."""
+    """Tracks how much each tenant has used, in any unit."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
@@ -34,9 +28,8 @@ class FairShare:
         self._used[tenant] = max(self._used.get(tenant, 0.0), self._now)
 
     def next(self, wanting: Iterable[str], owing: Mapping[str, float] | None = None) -> str:
-        """Return the tenant in `wanting` with the least use, or the first of several with equal
-        use. A tenant's running work (`owing`) counts as used. Requires an earlier call of `begin`
-        for each tenant."""
+        """Return the tenant in `wanting` with the least use. A tenant's running work (`owing`)
+        counts as used."""
         more = owing or {}
         tenant = min(wanting, key=lambda one: self._used[one] + more.get(one, 0.0))
         self._now = max(self._now, self._used[tenant])
@@ -47,8 +40,7 @@ class FairShare:
         self._used[tenant] += cost
 
     def end(self, tenant: str) -> None:
-        """Record that a tenant wants nothing more. If the tenant has used more than the others,
-        remember its use until they have used as much, or until all tenants want nothing."""
+        """Record that a tenant wants nothing more."""
         self._away.add(tenant)
         if len(self._away) == len(self._used):
             self._now = max(self._used.values())
@@ -58,7 +50,7 @@ class FairShare:
 
 
 class RoundRobin(Generic[V]):
-    """Queues values by tenant: tenants take turns, and each tenant's values stay in order."""
+    """Queues values by tenant. Tenants alternate, and each tenant's values stay in order."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[V]] = OrderedDict()  # the next tenant first
@@ -72,7 +64,7 @@ class RoundRobin(Generic[V]):
         self._waiting.setdefault(tenant, deque()).append(value)
 
     def pop(self) -> V:
-        """Remove and return the value whose turn it is. Raises KeyError if no value waits."""
+        """Remove and return the next value. Raises KeyError if there is none."""
         tenant, own = self._waiting.popitem(last=False)
         self._n -= 1
         if len(own) > 1:
@@ -81,10 +73,11 @@ class RoundRobin(Generic[V]):
 
 
 class FairRoom:
-    """Divides a space of size `most`, in any unit, among tenants. A tenant that holds nothing may
-    take any amount. Any other tenant may take more while its total is at most `times` the space
-    that stays free. With `times` 1, a single tenant gets half, two tenants get a third each, and
-    another tenant always finds space."""
+    """Divides a space of size `most`, in any unit, among tenants.
+
+    A tenant that holds nothing may take any amount; another may hold at most `times` the space that
+    stays free. With `times` 1, two tenants get a third each.
+    """
 
     def __init__(self, most: int, times: int = 1) -> None:
         self.most = most
@@ -99,8 +92,7 @@ class FairRoom:
         return self.used + n <= self.most
 
     def leaves_room(self, tenant: str, n: int) -> bool:
-        """Return whether the tenant may take `n` more: it holds nothing, or its new total is at
-        most `times` times the space that then stays free."""
+        """Return whether the tenant may take `n` more."""
         own = self._tenants[tenant]
         return not own or own + n <= self._times * (self.most - self.used - n)
 
@@ -110,7 +102,7 @@ class FairRoom:
         self._tenants[tenant] += n
 
     def give(self, tenant: str, n: int) -> None:
-        """Record that the tenant, which must hold at least `n`, returned `n`."""
+        """Record that the tenant returned `n`."""
         self.used -= n
         self._tenants[tenant] -= n
         if not self._tenants[tenant]:
@@ -118,8 +110,10 @@ class FairRoom:
 
 
 class FairLru(Generic[K, V]):
-    """Keeps values by tenant and key, with a total weight of at most `most`. A tenant finds only
-    its own values. The cost of a call grows with the number of tenants."""
+    """Keeps values by tenant and key, with a total weight of at most `most`.
+
+    When full, drops the least recently used value of the tenant that holds most.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -145,7 +139,7 @@ class FairLru(Generic[K, V]):
         return None if found is None else found[0]
 
     def put(self, tenant: Hashable, key: K, value: V, weight: int = 1) -> None:
-        """Set a value, dropping other values to make room. Drops a value that exceeds `most`."""
+        """Set a value, dropping other values if necessary. Drops a value that exceeds `most`."""
         self.remove(tenant, key)
         if weight > self._most:
             return
@@ -174,27 +168,22 @@ class FairLru(Generic[K, V]):
 
 
 def equal_part(most: int, n_others: int) -> int | None:
-    """Return a tenant's equal part of `most` if `n_others` other tenants share `most`; None if the
-    tenant is alone and may use all."""
+    """Return a tenant's equal part of `most`; None if there are no other tenants."""
     return most // (1 + n_others) if n_others else None
 
 
 def pins_hold(n_others: int, *, is_public: bool) -> bool:
-    """Return whether a tenant that needs space must leave pinned bytes alone. Only the public
-    tenant must, because it has no equal part, and only if there is exactly one other tenant."""
+    """Return whether a tenant that needs space must not evict pinned bytes of others."""
     return is_public and n_others == 1
 
 
 def kept(held: int, pinned: int, then: int) -> int:
-    """Return how many of its `held` bytes a tenant keeps when another tenant grows to `then` bytes:
-    at most `then`, but at least its `pinned` bytes. `pinned` is 0 for pins that do not count; see
-    `pins_hold`."""
+    """Return how many of its bytes a tenant keeps when another tenant grows to `then` bytes."""
     return max(min(held, then), pinned)
 
 
 def most_each(sizes: Sequence[int], room: int) -> int:
-    """Return the most that each tenant may hold so that all fit into `room`. `sizes` are the
-    tenants' sizes now: a tenant that holds less than an equal part loses nothing."""
+    """Return the most that each tenant may hold so that tenants of `sizes` fit into `room`."""
     left = len(sizes)
     for size in sorted(sizes):
         if size * left > room:

@@ -1,4 +1,4 @@
-"""Grammar: the constraint on structured output. Knows nothing about token masks or libraries."""
+"""Grammar: the constraint on structured output."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar that an answer must match; the answer may end only where the grammar allows an end.
-    `kind` says whether `text` is a JSON schema or a grammar in Lark's notation. `after` is a text,
-    the end mark of reasoning: the grammar applies only to the answer after this text. `tenant` sent
-    the grammar: the time to compile it must not depend on the grammars of other tenants."""
+    """A grammar that an answer must match."""
 
     kind: Literal["json_schema", "lark"]
     text: str
-    after: str | None = None
-    tenant: str = ""
+    after: str | None = None  # the grammar applies only after this end mark of reasoning
+    tenant: str = ""  # the sender; tenants share no compiled grammars

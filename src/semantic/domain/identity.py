@@ -1,6 +1,7 @@
-"""The sender of a request: Identity (the session and agent that a client's headers name) and Hints.
-Both affect names, pins, statistics and the order of work, never the choice of a cache: the engine
-finds blocks by a prompt's content."""
+"""The sender of a request: Identity, from a client's headers, and Hints.
+
+They never affect the choice of a cache: the engine finds blocks by a prompt's content.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ MAX_TAG_LENGTH = 128
 """The most characters that a session, agent or client tag may have."""
 
 _MAX_PART_LENGTH = 100
-"""The most characters of a tag within a name; a digest replaces a longer tag."""
+"""The most characters of a tag within a name."""
 _DIGEST_DIGITS = 32
 _ESCAPES = str.maketrans({"%": "%25", "/": "%2F", "~": "%7E"})
 LONGEST_ABSENCE: Final = 86_400.0
@@ -33,16 +34,13 @@ _NUMBER = "~"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The agent that sends a request, as its client names it. `client` is the program, or "" if
-    unknown. `agent` is one of several agents in `session`, or None for the session's main agent.
-    `parent` is the name of the agent that started this agent. `shared` is true if several
-    conversations use the identity at once, for example if it names a user."""
+    """The agent that sends a request, as its client names it."""
 
     session: str
-    client: str = ""
-    agent: str | None = None
-    parent: str | None = None
-    shared: bool = False
+    client: str = ""  # the program; empty if unknown
+    agent: str | None = None  # None: the session's main agent
+    parent: str | None = None  # the name of the agent that started this one
+    shared: bool = False  # several conversations use this identity at once
 
     @property
     def name(self) -> str:
@@ -65,14 +63,13 @@ class Identity:
 
 
 def name_of(client: str, session: str, agent: str | None = None) -> str:
-    """Return the generated name of an identity's agent; distinct identities have distinct names."""
+    """Return the name of an agent. Distinct agents have distinct names."""
     parts = (client or _NO_CLIENT, session) if agent is None else (client, session, agent)
     return "/".join(map(_part, parts))
 
 
 def home_of(name: str) -> str:
-    """Return the name of the main agent in the session of the agent `name`. If `name_of` did not
-    make `name`, return `name` itself."""
+    """Return the name of the main agent in the session of the agent `name`."""
     client, _, rest = name.partition("/")
     if client not in _CLIENTS or not rest:
         return name
@@ -86,7 +83,6 @@ def is_tag(text: object) -> TypeGuard[str]:
 
 
 def _part(tag: str) -> str:
-    """Return a tag with escaped separators, as a part of a name."""
     escaped = tag.translate(_ESCAPES)
     if len(escaped) <= _MAX_PART_LENGTH:
         return escaped
@@ -96,15 +92,11 @@ def _part(tag: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """Optional hints about an agent. `done` means that this answer is the agent's last. `back_in`
-    is the time from the answer to the agent's next request, in seconds; None if unknown. Within a
-    tenant, requests with a higher `priority` run first. Raises InvalidRequestError for a `back_in`
-    below 0, above LONGEST_ABSENCE or together with `done`, and for a `priority` beyond
-    MOST_PRIORITY."""
+    """Optional hints about an agent. Raises InvalidRequestError for values out of range."""
 
-    done: bool = False
-    back_in: float | None = None
-    priority: int = 0
+    done: bool = False  # this answer is the agent's last
+    back_in: float | None = None  # seconds until the agent's next request
+    priority: int = 0  # a tenant's requests with a higher priority run first
 
     def __post_init__(self) -> None:
         if abs(self.priority) > MOST_PRIORITY:
@@ -125,8 +117,7 @@ NO_HINTS: Final = Hints()
 
 
 def digest(domain: str, *fields: bytes) -> bytes:
-    """Return the SHA-256 of `domain` and `fields`, each framed by its length, so that different
-    inputs hash different bytes."""
+    """Return the SHA-256 of `domain` and `fields`. Different inputs hash different bytes."""
     hashed = hashlib.sha256()
     for field in (domain.encode(), *fields):
         hashed.update(len(field).to_bytes(8, "little"))

@@ -1,4 +1,4 @@
-"""MatchReport: how much of its prompt a request reused from caches, and why it reused no more."""
+"""MatchReport: how much of its prompt a request reused from caches, and why not more."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ class MatchEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """Tokens that an agent had in the cache and that a request computed again. `seconds` is their
-    share of the prefill time. `part` is the part of the request that changed; None if no part
-    changed or the part is unknown."""
+    """Tokens that an agent had in the cache and that a request computed again. `part` is the part
+    of the request that changed."""
 
     tokens: int
     seconds: float
@@ -42,11 +41,10 @@ class CacheMiss:
 
 @dataclass(frozen=True, slots=True)
 class MatchReport:
-    """How much of its prompt a request reused, and why it reused no more. `differs_at` is the first
-    position where the prompt differs from the agent's cached tokens; None if the prompt extends
-    them. There the agent's cache has the token `expected`, and the prompt has `got`. `seconds` is
-    the prefill time of the tokens that were not reused. `lost` counts cached tokens that the engine
-    computed again. `any_chip` is true if another kind of chip may have computed reused tokens."""
+    """How much of its prompt a request reused, and why not more.
+
+    At `differs_at` the prompt has the token `got` and the agent's cache `expected`.
+    """
 
     prompt_tokens: int
     reused_tokens: int
@@ -56,9 +54,9 @@ class MatchReport:
     differs_at: int | None = None
     expected: int | None = None
     got: int | None = None
-    seconds: float = 0.0
+    seconds: float = 0.0  # prefill time of the tokens that were not reused
     lost: CacheMiss | None = None
-    any_chip: bool = False
+    any_chip: bool = False  # another kind of chip may have computed reused tokens
 
     @property
     def computed_tokens(self) -> int:

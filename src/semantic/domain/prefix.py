@@ -1,6 +1,7 @@
-"""Prefix matching: how many tokens of an agent's cache a new prompt can reuse. Reuse never changes
-an answer: the reused tokens equal the prompt's tokens at the same positions, and every layer's
-cache can be cut to the reused tokens."""
+"""How many tokens of an agent's cache a new prompt can reuse.
+
+Reused tokens equal the prompt's tokens at the same positions, so reuse never changes an answer.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +13,9 @@ from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, ModelCacheSpec
 
 _MAX_GENERATION_PROMPT = 16
-"""The most tokens that a generation prompt is assumed to have; templates need no more."""
+"""The most tokens that a generation prompt is assumed to have."""
 _MAX_GENERATION_SHARE = 4
-"""The generation prompt counts as at most a quarter of a short prompt; otherwise all short prompts
-would look alike."""
+"""The generation prompt counts as at most a quarter of a short prompt."""
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
@@ -26,14 +26,12 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def without_generation_prompt(n_tokens: int) -> int:
-    """Return how many of a prompt's tokens the agent's next prompt probably repeats. A template may
-    change the marks that open an answer once the answer is part of the history."""
+    """Return how many of a prompt's tokens the agent's next prompt probably repeats."""
     return n_tokens - min(_MAX_GENERATION_PROMPT, n_tokens // _MAX_GENERATION_SHARE)
 
 
 def ends_of_turn(turn: Manifest) -> list[BlockLink]:
-    """Return the last block of `turn`. If the prompt tokens that the next turn repeats end within a
-    block, also return this partial block."""
+    """Return the last block of `turn`, and the block in which the repeated prompt tokens end."""
     stop = _repeated(turn)
     links = list(turn.scope.chain(turn.token_ids))
     n_full = stop // BLOCK_TOKENS  # full blocks that the turn and the prompt share
@@ -42,8 +40,7 @@ def ends_of_turn(turn: Manifest) -> list[BlockLink]:
 
 
 def continues(newer: Manifest, older: Manifest) -> bool:
-    """Return whether the turn `newer` of an agent repeats the prompt of the turn `older`. After
-    a compaction, a turn repeats no earlier prompt, but the agent may return to the older turn."""
+    """Return whether the turn `newer` of an agent repeats the prompt of the turn `older`."""
     stop = _repeated(older)
     return newer.token_ids[:stop] == older.token_ids[:stop]
 
@@ -53,10 +50,10 @@ def _repeated(turn: Manifest) -> int:
 
 
 def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
-    """Return the shortest length to which a layer's cache can be cut if it holds the positions
-    `held` of `total`. A window layer that is cut to n tokens must still hold the window before
-    token n. If the layer lacks tokens for every length, return `total + 1`, which excludes any
-    cut."""
+    """Return the shortest length to which a layer's cache can be cut.
+
+    The cache holds the positions `held` of `total`. Returns `total + 1` if it cannot be cut.
+    """
     if held.stop != total or (held.start > 0 and layer.kind is LayerKind.FULL):
         return total + 1
     if layer.kind is LayerKind.STATE:
@@ -67,8 +64,7 @@ def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
 
 
 def reusable_prefix(spec: ModelCacheSpec, blocks: AgentBlocks | None, prompt: Sequence[int]) -> int:
-    """Return how many tokens of `prompt` a request can reuse from `blocks`. The last token never
-    counts, because the model must compute the logits after it to choose the next token."""
+    """Return how many tokens of `prompt` a request can reuse, at most all but the last."""
     if blocks is None or blocks.retired:
         return 0
     length = spec.reusable(min(common_prefix(blocks.token_ids, prompt), len(prompt) - 1))

@@ -1,6 +1,7 @@
-"""The parts of a request in the order in which templates render them (options, tools, messages),
-and the first part that differs from an earlier request. A part consists of labels, numbers and
-short digests, so it does not reveal any text. Knows nothing about tokens."""
+"""The parts of a request (options, tools, messages), and the first part that differs.
+
+Parts contain only names, numbers and short digests, so they do not reveal any text.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ from semantic.domain.chat import (
 from semantic.domain.identity import digest
 
 MAX_MESSAGES = 4096
-"""The most messages to compare; longer conversations exceed today's contexts."""
+"""The most messages to compare."""
 _MAX_NAMED = 512
 _MAX_LABEL_LENGTH = 64
 _DIGEST_BYTES = 6
 SHORT = 8
-"""The number of characters of a digest; enough to compare a request with the previous one."""
+"""The number of characters of a digest."""
 THREAD_MESSAGES = 64
 _SYSTEM: frozenset[Role] = frozenset({"system", "developer"})
 
@@ -53,7 +54,7 @@ class Change(StrEnum):
     REMOVED = "removed"
     MOVED = "moved"
     NOT_ANSWERED = "not answered"
-    """An answer in the history differs from the generated answer, as far as known."""
+    """An answer in the history differs from the generated answer."""
     CUT = "cut"
     """The answer in the history ends at a stop string, before the end of the generated text."""
     RENDERED = "rendered"
@@ -86,8 +87,11 @@ _RENDERED_BECAUSE = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A part that differs. `name` is the name of a tool or option, or the role of a message.
-    Numbers begin with 1; they count tools, or the messages after the leading system messages."""
+    """A part that differs.
+
+    `name` is the name of a tool or option, or the role of a message. Numbers count tools or
+    messages from 1.
+    """
 
     kind: PartKind
     change: Change
@@ -105,7 +109,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class MessageDigest:
-    """A message: digests of its content and of its reasoning ("" if it has no reasoning)."""
+    """Digests of a message's content and of its reasoning ("" without reasoning)."""
 
     role: Role
     digest: str
@@ -115,9 +119,11 @@ class MessageDigest:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a request. `messages` contains the first 4096 of its `n_messages` messages. The
-    first `n_replayed` messages are replayed: their tokens are the same as when the model computed
-    them."""
+    """The parts of a request.
+
+    `messages` contains the first 4096 of its `n_messages` messages. The first `n_replayed` have the
+    tokens that the model computed.
+    """
 
     options: tuple[Named, ...] = ()
     tools: tuple[Named, ...] = ()
@@ -143,9 +149,10 @@ def parts_of(
     answers: Mapping[int, Answered] | None = None,
     tool_texts: Sequence[bytes] | None = None,
 ) -> Parts:
-    """Return the parts of `chat`, whose first `n_replayed` messages are replayed. `answers` maps
-    the index of an answer, among all messages, to its relation to the generated answer;
-    `tool_texts` are the results of `tool_text`, if already computed."""
+    """Return the parts of `chat`, whose first `n_replayed` messages are replayed.
+
+    `answers` maps an answer's index to its relation to the generated answer.
+    """
     options = sorted(chat.template_options.items())
     known, defaults = answers or {}, defaults_of(chat.tools)
     texts = map(tool_text, chat.tools) if tool_texts is None else tool_texts
@@ -162,8 +169,7 @@ def parts_of(
 
 
 def changed_part(before: Parts, now: Parts) -> Difference | None:
-    """Return the first part that differs; None if `now` equals or extends `before`. A replayed
-    message that only lacks its reasoning does not count as different."""
+    """Return the first part that differs; None if `now` equals or extends `before`."""
     return (
         _first_named(PartKind.OPTION, before.options, now.options)
         or _first_named(PartKind.TOOL, before.tools, now.tools)
@@ -172,9 +178,7 @@ def changed_part(before: Parts, now: Parts) -> Difference | None:
 
 
 def rendered_part(before: Parts, now: Parts, *, in_answer: bool) -> Difference | None:
-    """Return why the tokens differ although `now` has all parts of `before` unchanged; None if a
-    message after the compared messages may be the cause. `in_answer` says that the first different
-    token is in the answer to `before`, not in its prompt."""
+    """Return why the tokens differ although `now` has all parts of `before`; None if unknown."""
     if before.is_cut:
         return None
     n_prompt = before.n_messages
@@ -190,25 +194,23 @@ def rendered_part(before: Parts, now: Parts, *, in_answer: bool) -> Difference |
 
 
 def thread_of(parts: Parts) -> str:
-    """Return the digests of a conversation's first messages after the system messages. These
-    digests identify the conversation even if its system messages, tools or options change."""
+    """Return digests that identify a conversation, whatever its system messages."""
     return "".join(one.digest for one in parts.messages[parts.n_system :][:THREAD_MESSAGES])
 
 
 def common_messages(thread: str, other: str) -> int:
-    """Return how many messages at the beginning of two conversations are the same."""
+    """Return how many messages at the beginning of two conversations are equal."""
     starts = range(0, min(len(thread), len(other)), SHORT)
     same = (thread[at : at + SHORT] == other[at : at + SHORT] for at in starts)
     return next((number for number, is_same in enumerate(same) if not is_same), len(starts))
 
 
 def label(name: str) -> str:
-    """Return a name for display: shortened, with printable characters only."""
+    """Return a name for display, shortened and printable."""
     return "".join(c if c.isprintable() else "?" for c in name[:_MAX_LABEL_LENGTH])
 
 
 def _answer(before: Parts, now: Parts) -> Difference | None:
-    """Return how `now` changes the answer to `before`; None if `now` lacks the answer."""
     at = before.n_messages
     if at >= len(now.messages):
         return None
@@ -267,7 +269,6 @@ def _thought_change(old: str, new: str) -> Change | None:
 
 
 def _message_difference(parts: Parts, at: int, change: Change) -> Difference:
-    """Return a Difference of kind `change` for the message at index `at`."""
     kind = PartKind.SYSTEM if at < parts.n_system else PartKind.MESSAGE
     return _of_message(kind, change, parts, at)
 
@@ -285,7 +286,6 @@ def _digested(message: Message, answered: Answered, defaults: Defaults) -> Messa
 
 
 def _named(parts: Iterable[tuple[str, bytes]]) -> tuple[Named, ...]:
-    """Return the name and digest of each part; parts beyond the limit share one digest."""
     found = [(label(name), digest("part-v1", content)) for name, content in parts]
     first, rest = found[:_MAX_NAMED], found[_MAX_NAMED:]
     if rest:

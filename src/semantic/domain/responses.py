@@ -1,5 +1,4 @@
-"""StoredResponse: one response of the Responses API, its key and its encoding as bytes. Knows
-messages and the agent; knows nothing about APIs or storage."""
+"""StoredResponse: one response of the Responses API, its key and its encoding as bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from semantic.domain.identity import digest
 
 _OWNER_BYTES: Final = 16
 _BODY: Final = b"\n"
-"""Separates a response's fields from its body; one-line JSON never contains this byte."""
+"""Separates a response's fields from its body."""
 
 
 class DamagedRecordError(Exception):
@@ -21,13 +20,12 @@ class DamagedRecordError(Exception):
 
 
 def key_of(tenant: str, response_id: str) -> bytes:
-    """Return the 32-byte key of a response. The key reveals neither the tenant's name nor the id,
-    and computing it requires both."""
+    """Return the 32-byte key of a response. It reveals neither the tenant's name nor the id."""
     return digest("response-key-v1", _utf8(tenant), _utf8(response_id))
 
 
 def owner_of(tenant: str) -> bytes:
-    """Return the 16-byte key under which a store counts a tenant's responses. Hides the name."""
+    """Return the 16-byte key under which a store counts a tenant's responses."""
     return digest("response-owner-v1", _utf8(tenant))[:_OWNER_BYTES]
 
 
@@ -39,8 +37,7 @@ def encoded(response: StoredResponse) -> bytes:
 
 
 def decoded(data: bytes) -> StoredResponse:
-    """Return the response that `encoded` turned into `data`. Raises DamagedRecordError if `data` is
-    not a result of `encoded`."""
+    """Undo `encoded`. Raises DamagedRecordError if `data` is not from `encoded`."""
     head, mark, body = data.partition(_BODY)
     try:
         facts = json.loads(head)
@@ -61,8 +58,7 @@ def decoded(data: bytes) -> StoredResponse:
 
 
 def response_in(data: bytes | None, response_id: str) -> StoredResponse | None:
-    """Return the response stored in a record; None if there is no record, if the record is damaged,
-    or if it holds another response."""
+    """Return the response stored in a record; None if there is no such response."""
     try:
         found = None if data is None else decoded(data)
     except DamagedRecordError:
@@ -88,9 +84,11 @@ def _utf8(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """The part of a conversation that one response added. `input` contains only the messages of its
-    own request; the response `previous` has the messages before them. `tools` are the tools that
-    the input added. `body` is JSON in the API's format. `created` is Unix time in seconds."""
+    """The part of a conversation that one response added.
+
+    The response `previous` has the messages before `input`. `body` is JSON in the API's format.
+    `created` is Unix time in seconds.
+    """
 
     id: str
     agent: str

@@ -1,6 +1,4 @@
-"""BlockPool: reference-counted blocks of one model within a budget of blocks or bytes. Knows
-nothing about the content of a block or when a request runs. Thread-safe: one lock makes every call
-atomic. The cost of a call grows with the number of blocks in its arguments, not in the pool."""
+"""BlockPool: reference-counted blocks of one model within a budget of blocks or bytes."""
 
 from __future__ import annotations
 
@@ -14,14 +12,15 @@ from semantic.domain.errors import IntegrityError, InvalidRequestError, PoolExha
 from semantic.domain.value_objects import ModelCacheSpec, PoolView
 
 _numbers = itertools.count()
-"""Numbers for the blocks of all pools, so that no two blocks have the same number."""
+"""Numbers for the blocks of all pools."""
 
 
 class BlockPool:
-    """Allocates blocks of one model to agents, each for 256 tokens of one layer. Its budget is a
-    number of blocks, a number of bytes, or both. A block may have several holders (`share`); it is
-    free once its reference count is zero. `mark_evictable` marks the references of idle caches; a
-    block is evictable if all references to it are marked."""
+    """Allocates blocks of one model to agents, each for 256 tokens of one layer. Thread-safe.
+
+    A block may have several holders and is free without any. It is evictable if all references to
+    it are marked with `mark_evictable`.
+    """
 
     def __init__(
         self, spec: ModelCacheSpec, total_blocks: int | None = None, *, max_bytes: int | None = None
@@ -69,7 +68,7 @@ class BlockPool:
 
     @property
     def used_blocks(self) -> int:
-        """The number of blocks with a holder; a shared block counts once."""
+        """The number of blocks with a holder."""
         return len(self._references)
 
     @property
@@ -79,7 +78,7 @@ class BlockPool:
 
     @property
     def evictable_bytes(self) -> int:
-        """Bytes of the evictable blocks, which have only evictable references."""
+        """Bytes of the evictable blocks."""
         return self._evictable_bytes
 
     def can_allocate(self, counts: Sequence[int], *, after_eviction: bool = False) -> bool:
@@ -93,16 +92,16 @@ class BlockPool:
             return self._fits(counts, n_blocks, n_bytes)
 
     def fits_alone(self, counts: Sequence[int], *, beside: Iterable[str] = ()) -> bool:
-        """Return whether `counts[layer]` blocks of every layer would fit if every agent outside
-        `beside` freed its blocks."""
+        """Return whether `counts[layer]` blocks of every layer fit beside the blocks of
+        `beside`."""
         with self._lock:
             held = {block for agent in beside for block in self._held.get(agent, ())}
             used_bytes = sum(self._block_bytes[self._layer_of[block]] for block in held)
             return self._fits(counts, len(held), used_bytes)
 
     def most_holders(self, counts: Sequence[int]) -> int:
-        """Return how many agents an empty pool has room for if each needs `counts[layer]` blocks of
-        every layer and agents share no blocks. At least one count must be above 0."""
+        """Return how many agents with `counts[layer]` blocks of every layer fit into an empty
+        pool."""
         n_bytes = sum(n * size for n, size in zip(counts, self._block_bytes, strict=True))
         by_count = None if self._total_blocks is None else self._total_blocks // sum(counts)
         by_bytes = None if self._max_bytes is None else self._max_bytes // n_bytes
@@ -121,12 +120,12 @@ class BlockPool:
         return PoolView(agent_id, counts, n_bytes)
 
     def is_live(self, blocks: Iterable[KVBlock]) -> bool:
-        """Return whether every one of `blocks` has a holder."""
+        """Return whether each of `blocks` has a holder."""
         with self._lock:
             return all(block.block_id in self._references for block in blocks)
 
     def is_exclusive(self, blocks: Iterable[KVBlock], agent_id: str) -> bool:
-        """Return whether each of `blocks` has a single reference, held by `agent_id`."""
+        """Return whether each of `blocks` has only one reference, by `agent_id`."""
         with self._lock:
             held = self._held.get(agent_id, {})
             return all(
@@ -137,9 +136,11 @@ class BlockPool:
     # Allocating and freeing
 
     def allocate(self, n_blocks: int, layer_id: int, agent_id: str) -> list[KVBlock]:
-        """Allocate `n_blocks` empty blocks of one layer to `agent_id`. Raises InvalidRequestError
-        for a negative count or an unknown layer, and PoolExhaustedError, with nothing changed, if
-        the blocks exceed the budget."""
+        """Allocate `n_blocks` empty blocks of one layer to `agent_id`.
+
+        Raises InvalidRequestError for wrong arguments. Raises PoolExhaustedError, with nothing
+        changed, if the blocks exceed the budget.
+        """
         if not 0 <= layer_id < self.spec.n_layers:
             raise InvalidRequestError(
                 f"layer_id must be between 0 and {self.spec.n_layers - 1}, got {layer_id}"
@@ -149,8 +150,7 @@ class BlockPool:
         return self.allocate_layers(counts, agent_id)[layer_id]
 
     def allocate_layers(self, counts: Sequence[int], agent_id: str) -> list[list[KVBlock]]:
-        """Allocate `counts[layer]` blocks of each layer to `agent_id`, all of them or none. Raises
-        the same errors as `allocate`."""
+        """Allocate `counts[layer]` blocks of each layer, or none. Raises `allocate`'s errors."""
         if len(counts) != self.spec.n_layers:
             raise InvalidRequestError(
                 f"expected a count for each of {self.spec.n_layers} layers, got {len(counts)}"
@@ -165,8 +165,8 @@ class BlockPool:
             ]
 
     def share(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
-        """Add `agent_id` as a holder of every block in `blocks`. Raises InvalidRequestError, with
-        nothing changed, if a block is free."""
+        """Add `agent_id` as a holder of `blocks`. Raises InvalidRequestError, with nothing changed,
+        if a block is free."""
         with self._lock:
             ids = [block.block_id for block in blocks]
             self._require_known(ids, self._references, "it has no holder")
@@ -177,8 +177,8 @@ class BlockPool:
             self._settle(agent_id)
 
     def free(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
-        """Remove `agent_id` as a holder of `blocks`; a block without holders becomes free. Raises
-        InvalidRequestError, with nothing changed, if the agent does not hold a block."""
+        """Remove `agent_id` as a holder of `blocks`. Raises InvalidRequestError, with nothing
+        changed, if the agent does not hold a block."""
         with self._lock:
             ids = Counter(block.block_id for block in blocks)
             held = self._held.get(agent_id, {})
@@ -194,8 +194,7 @@ class BlockPool:
     # Evictable references
 
     def mark_evictable(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
-        """Mark one reference of `agent_id` to each of `blocks` as evictable: the caller may free
-        the reference at any time. Call `unmark_evictable` before freeing or reusing the blocks."""
+        """Mark one reference of `agent_id` to each of `blocks` as evictable."""
         with self._lock:
             self._change([block.block_id for block in blocks], 0, 1)
             self._idle[agent_id] += 1
@@ -257,7 +256,6 @@ class BlockPool:
         )
 
     def _miscounts(self) -> list[str]:
-        """Return the running totals that differ from a fresh count."""
         evictable = [
             block for block, n in self._references.items() if self._marks.get(block, 0) >= n
         ]
@@ -273,7 +271,6 @@ class BlockPool:
         return self._held.setdefault(agent_id, {})
 
     def _settle(self, agent_id: str) -> None:
-        """Update whether `agent_id` is a busy holder, after its blocks or caches have changed."""
         if not self._held.get(agent_id):
             self._held.pop(agent_id, None)
         if agent_id in self._held and agent_id not in self._idle:
@@ -282,9 +279,10 @@ class BlockPool:
             self._busy.pop(agent_id, None)
 
     def _change(self, ids: Iterable[BlockId], references: int, marks: int) -> None:
-        """Add `references` to each block's number of references, and `marks` to its number of
-        evictable references. Uses a single loop without calls, because each turn marks thousands of
-        blocks twice for a long sequence."""
+        """Add `references` and `marks` to the counts of each block.
+
+        A single loop without calls: each turn marks thousands of blocks twice.
+        """
         in_use, marked = self._references, self._marks
         layer_of, block_bytes = self._layer_of, self._block_bytes
         n_blocks = n_bytes = 0

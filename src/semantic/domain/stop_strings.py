@@ -1,7 +1,4 @@
-"""Stop strings: the first stop string cuts the answer, no matter in what pieces the text arrives.
-Text that could still become a stop string is held back, so a client never gets part of a stop
-string. Stop strings end only the answer that a client sees: reasoning that quotes a stop string
-continues. Knows text, but no tokens."""
+"""Stop strings end the answer that a client sees, in whatever pieces the text arrives."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ from semantic.domain.value_objects import Thoughts
 _LINE: Final = 64
 """The most characters of a line, before a mark, in which to look for signs of a mention."""
 MENTIONS: Final = re.compile(r"""\S[ \t]+\Z|["'(\[{]\Z""")
-"""Matches a line's text before a mark if the line only mentions the mark, which then does not open
-reasoning."""
+"""Matches the text before a mark if the line only mentions the mark."""
 
 
 def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, str | None]:
-    """Return the position of the first of `marks` in `text` from `start` on, and that mark. If
-    `text` has no mark, return None as the mark, and the position from which the end of `text` could
-    begin a mark."""
+    """Return the first of `marks` in `text` from `start` on, with its position.
+
+    If there is none, return the position from which the end of `text` could begin one.
+    """
     found: tuple[int, str] | None = None
     for mark in marks:
         at = text.find(mark, start, None if found is None else found[0] + len(mark) - 1)
@@ -36,9 +33,7 @@ def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, st
 
 
 class StopStrings:
-    """Cuts a stream of text at the first stop string outside `thoughts`. A mark that the text only
-    mentions, as a word in a line, does not open reasoning. If two stop strings end at the same
-    character, the stop string that began first counts."""
+    """Cuts a stream of text at the first stop string outside `thoughts`."""
 
     def __init__(self, stops: Sequence[str], thoughts: Thoughts | None = None) -> None:
         self._stops = tuple(stops)
@@ -50,11 +45,11 @@ class StopStrings:
 
     @property
     def stopped(self) -> bool:
-        """True once a stop string has cut the text; `matched` is that stop string."""
+        """True once a stop string has cut the text."""
         return self.matched is not None
 
     def push(self, text: str) -> str:
-        """Add `text`; return the text that can be sent. A complete stop string sets `matched`."""
+        """Add `text` and return the text that can be sent."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         self._pending += text
@@ -77,13 +72,15 @@ class StopStrings:
                 self._is_thought = not self._is_thought
 
     def flush(self) -> str:
-        """Return the text still held back. Call this at the end of an answer that was not cut."""
+        """Return the text still held back. Call this at the end of an uncut answer."""
         text, self._pending = self._pending, ""
         return text
 
     def _first(self, marks: Sequence[str]) -> tuple[int, str]:
-        """Return the position of the first complete mark, and the mark. If no mark is complete,
-        return the number of characters that can be sent, and ""."""
+        """Return the position of the first complete mark, and the mark.
+
+        If there is none, return the number of characters that can be sent, and "".
+        """
         text = self._pending
         found = [(text.find(mark) + len(mark), mark) for mark in marks if mark in text]
         if not found:

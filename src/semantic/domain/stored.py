@@ -1,5 +1,4 @@
-"""Values of a block store: block bodies as plain bytes, with headers, and one manifest per agent.
-Knows neither how a store keeps these values nor how a backend reads them."""
+"""Values of a block store: block bodies as bytes, with headers, and one manifest per agent."""
 
 from __future__ import annotations
 
@@ -16,10 +15,11 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Describes how block bodies divide a model's cache. The body of a part, for `n` tokens, is its
-    segments one after another. Segment `s` has `n * bytes_per_token[s]` bytes: the keys or the
-    values of one head of one layer. `name`, which is part of the namespace, describes shapes,
-    dtypes and order."""
+    """How block bodies divide a model's cache.
+
+    A body of `n` tokens is its segments in order, each the keys or values of one head of one layer.
+    Segment `s` has `n * bytes_per_token[s]` bytes. `name` describes shapes, dtypes and order.
+    """
 
     name: str
     full: tuple[int, ...] = ()
@@ -51,7 +51,7 @@ class BlockHeader:
 
     @property
     def is_whole_block(self) -> bool:
-        """True if the body has the keys and values of a whole block, which a prefix can contain."""
+        """True if the body has the keys and values of a whole block."""
         return self.part is Part.FULL and self.link.is_full
 
 
@@ -61,7 +61,7 @@ class DeferredBody(Protocol):
     def __len__(self) -> int: ...
 
     def wait(self) -> memoryview:
-        """Wait for all bytes and return them. Any thread may call it. Raises OSError on failure."""
+        """Wait for all bytes and return them. Thread-safe. Raises OSError on failure."""
 
 
 Body = bytes | DeferredBody
@@ -69,30 +69,30 @@ Body = bytes | DeferredBody
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A body and its header. An `interim` block belongs to an unfinished request: a store whose
-    `holds_back` is true does not write it to disk."""
+    """A body and its header. An `interim` block belongs to an unfinished request."""
 
     header: BlockHeader
     body: Body
-    interim: bool = False
+    interim: bool = False  # a store that `holds_back` does not write it
 
     def data(self) -> bytes | memoryview:
-        """Return the bytes of the body, which never change. Waits for the bytes if necessary.
-        Raises OSError if they never arrive."""
+        """Return the bytes of the body. Waits if necessary. Raises OSError if they never arrive."""
         return self.body if isinstance(self.body, bytes) else self.body.wait()
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """Asks a store to read a body into existing memory. Segment `s` of the body goes to the start
-    of `targets[s]`, which has room for 256 tokens of the segment."""
+    """A request to a store to read a body into memory.
+
+    Segment `s` goes to the start of `targets[s]`, which has room for 256 tokens.
+    """
 
     header: BlockHeader
     targets: Sequence[memoryview]
 
     @property
     def segments(self) -> list[memoryview]:
-        """Return the part of each target that the body fills, leaving out empty segments."""
+        """Return the part of each target that the body fills, without empty segments."""
         n_tokens = len(self.header.link.tokens)
         return [
             target.cast("B")[: target.nbytes // BLOCK_TOKENS * n_tokens]
@@ -114,14 +114,14 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The index's entry for a body not verified yet: the body's size in bytes and its tier."""
+    """The index's entry for an unverified body: its size in bytes and its tier."""
 
     n_bytes: int
     tier: Tier
 
 
 OnProgress = Callable[[int, int], None]
-"""Called with the finished amount and the whole amount of a long task."""
+"""Called with the finished and the whole amount of a long task."""
 
 
 def no_progress(done: int, total: int) -> None:
@@ -129,8 +129,7 @@ def no_progress(done: int, total: int) -> None:
 
 
 Place = tuple[int, bytes]
-"""An agent's place in a list of agents: the time of its last save in microseconds, and its
-`packed_name`."""
+"""The time of an agent's last save in microseconds, and its `packed_name`, for sorted lists."""
 AgentName = tuple[Scope, str]
 _LATEST = 1 << 62
 
@@ -142,23 +141,19 @@ def packed_name(name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """An agent at the end of its last turn. `scope` and `token_ids` determine its blocks; the first
-    `prompt_tokens` of the ids were the last turn's prompt. `note` is opaque text of the caller. The
-    store increments `generation` with each save. `model`, `parent` (the agent that forked or
-    started this agent), `turns` (turns since a fork, without other saves) and `saved_at` (Unix time
-    in seconds) are for display: no decision depends on a clock."""
+    """An agent at the end of its last turn. `scope` and `token_ids` determine its blocks."""
 
     scope: Scope
     agent_id: str
     token_ids: tuple[int, ...]
-    generation: int = 0
-    turns: int = 0
+    generation: int = 0  # the store increments it with each save
+    turns: int = 0  # since a fork; only for display
     pinned: bool = False
-    parent: str | None = None
-    prompt_tokens: int = 0
-    note: str = ""
-    model: str = ""
-    saved_at: float = 0.0
+    parent: str | None = None  # the agent that forked or started this one; only for display
+    prompt_tokens: int = 0  # how many of the ids were the last turn's prompt
+    note: str = ""  # opaque text of the caller
+    model: str = ""  # only for display
+    saved_at: float = 0.0  # Unix time in seconds; only for display
     match: MatchReport | None = None
 
     @property
@@ -168,14 +163,13 @@ class Manifest:
 
 
 COUNTERS = ("hits", "misses", "written", "dropped", "evicted", "damaged", "write_errors")
-"""The events counted by every tier that writes blocks itself."""
+"""The events that every tier with writes of its own counts."""
 QUEUE_COUNTERS = tuple(name for name in COUNTERS if name != "written")
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """How many bytes a tenant has pinned. `max_bytes` is the tenant's equal part of the quota,
-    which other tenants cannot take; None if the tenant is alone."""
+    """How many bytes a tenant has pinned, of its part `max_bytes`; None for a single tenant."""
 
     n_bytes: int
     max_bytes: int | None
@@ -183,17 +177,17 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Wear:
-    """Bytes that a store has written to its drive, in all processes together. `total` counts from
-    the day `since`; `days` has the last days with writes, oldest first. Days are local dates such
-    as "2026-01-31"; `day` is today. `max_a_day` is the daily write limit, and `rated` the bytes
-    that the drive is rated for; each is None if unknown."""
+    """Bytes that a store has written to its drive, in all processes together.
 
-    day: str
+    Days are local dates such as "2026-01-31".
+    """
+
+    day: str  # today
     since: str
-    total: int
-    days: Mapping[str, int]
-    max_a_day: int | None = None
-    rated: int | None = None
+    total: int  # since the day `since`
+    days: Mapping[str, int]  # the last days with writes, oldest first
+    max_a_day: int | None = None  # the daily write limit
+    rated: int | None = None  # the bytes that the drive is rated for
 
     @property
     def today(self) -> int:
@@ -207,16 +201,14 @@ class Wear:
 
     @property
     def share(self) -> float | None:
-        """The fraction of the drive's rated life that this store has used; None if unknown."""
+        """The fraction of the drive's rated life used by this store; None if unknown."""
         return None if self.rated is None else self.total / self.rated
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """One tier's contents, and how often events have happened since the store opened the tier.
-    `counts` contains at least "hits", "misses", "written", "dropped", "evicted" and "damaged" (in
-    blocks) and "write_errors". Each kind of damage or error also has a count, such as "damaged:
-    body checksum". `wear` is the drive's wear; None if the tier has no drive."""
+    """One tier's contents, and counts of events since the store opened. `wear` is None if the tier
+    has no drive."""
 
     tier: Tier
     n_blocks: int
@@ -224,7 +216,7 @@ class StoreStats:
     max_bytes: int
     n_agents: int = 0
     pinned_bytes: int = 0
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)  # at least COUNTERS
     wear: Wear | None = None
 
 
@@ -232,8 +224,9 @@ _LEFT_FRACTION = 4
 
 
 def left_at(first: int, now: int) -> int:
-    """Return the time to record as the last use of a history that its agent has left, for example
-    after a compaction. The time is a quarter of the way from `first`, the last use of the block to
-    evict next, to `now`. So a store that replaces its blocks fast soon evicts the history, and a
-    large store evicts older blocks first. See `benchmarks.left_histories`."""
+    """Return the time to record as the last use of a history that its agent has left.
+
+    It is a quarter of the way from `first`, the last use of the oldest block, to `now`. See
+    `benchmarks.left_histories`.
+    """
     return first + (now - first) // _LEFT_FRACTION

@@ -1,5 +1,4 @@
-"""Values of the domain: specs of models' caches, sampling parameters, events of requests. All are
-immutable and compared by content. Knows no arrays or files; sizes are in tokens or bytes."""
+"""Values of the domain: specs of models' caches, sampling parameters, events of requests."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ SequenceId = NewType("SequenceId", int)
 """Identifies a sequence that is open in a backend."""
 
 BLOCK_TOKENS = 256
-"""Tokens per block. MLX's own caches grow in steps of 256, so that blocks and arrays end
-together."""
+"""Tokens per block. MLX's own caches grow in steps of 256 too."""
 
 
 def whole_blocks(n_tokens: int) -> int:
@@ -32,23 +30,23 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class LayerKind(StrEnum):
-    """Kinds of layers by the content of their caches. Configuration files and reports use these
-    values."""
+    """Kinds of layers by the content of their caches."""
 
     FULL = "global"
     """The keys and values of every past token."""
     SLIDING_WINDOW = "sliding_window"
     """The keys and values of the last `window` tokens."""
     STATE = "state"
-    """A state after the last token, which cannot be cut back to an earlier token (recurrent,
-    latent, mixed)."""
+    """A state after the last token, which cannot be cut back to an earlier token."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Describes one layer's cache of a sequence. In a STATE layer `kv_heads`, `k_head_dim` and
-    `v_head_dim` are 0. `state_bytes` is the size of the state: per sequence or, if `state_grows`,
-    per block."""
+    """One layer's cache of a sequence.
+
+    In a STATE layer the numbers of heads and their sizes are 0. `state_bytes` is per sequence or,
+    if `state_grows`, per block.
+    """
 
     kind: LayerKind
     kv_heads: int = 0
@@ -67,7 +65,7 @@ class LayerSpec:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block of this layer: keys and values of 256 tokens, or the state."""
+        """Bytes of one block of this layer."""
         if self.kind is LayerKind.STATE:
             return self.state_bytes
         per_token = self.kv_heads * (self.k_head_dim + self.v_head_dim) * self.itemsize
@@ -76,15 +74,14 @@ class LayerSpec:
     @property
     def max_blocks(self) -> int | None:
         """The most blocks that a sequence ever has in this layer; None if the number grows with the
-        sequence. A window layer has the blocks that hold the window, plus one more if they leave
-        less than half a block free. New tokens fill the free space. When all blocks are full, the
-        window moves to the front, so that many steps share the cost of a move."""
+        sequence."""
         if self.kind is LayerKind.STATE:
             return None if self.state_grows else 1
         if self.window is None:
             return None
         blocks = math.ceil(self.window / BLOCK_TOKENS)
         room = blocks * BLOCK_TOKENS - self.window
+        # When all blocks are full, the window moves to the front: many steps share a move.
         return blocks if room >= BLOCK_TOKENS // 2 else blocks + 1
 
     def blocks_for(self, n_tokens: int) -> int:
@@ -102,16 +99,15 @@ class DescribesCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelCacheSpec:
-    """A model's cache of one sequence, layer by layer; see the model's `make_cache()`."""
+    """A model's cache of one sequence, layer by layer."""
 
     layers: tuple[LayerSpec, ...]
     reusable_tokens: int | None = None
-    """The number of a prompt's first tokens whose cache does not depend on how prefill divides the
-    prompt into chunks; None for all tokens. A request reuses only these tokens."""
+    """The number of a prompt's first tokens that a request may reuse; None for all tokens. The
+    cache of later tokens depends on prefill's chunks."""
 
     readers: ClassVar[list[Callable[[object], ModelCacheSpec | None]]] = []
-    """Functions that return the spec of a framework's model object; the composition root adds one
-    for each framework."""
+    """Functions that return the spec of a framework's model object."""
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -119,8 +115,7 @@ class ModelCacheSpec:
 
     @classmethod
     def from_model(cls, model: object) -> ModelCacheSpec:
-        """Return the spec of `model`: a framework's model object, or an object that describes its
-        own cache. Raises InvalidRequestError if no reader recognises the object."""
+        """Return the spec of `model`. Raises InvalidRequestError if no reader recognises it."""
         if isinstance(model, DescribesCache):
             return model.cache_spec()
         for reader in cls.readers:
@@ -181,16 +176,13 @@ class CacheKey:
 
     @property
     def owner(self) -> str:
-        """The pool's name for the holder of the agent's blocks. Without a tenant the name is the
-        agent's id; otherwise it contains a hash, so that a tenant cannot choose the name of another
-        tenant's holder."""
+        """The pool's name for the holder of the agent's blocks. A tenant cannot choose it."""
         if not self.tenant:
             return self.agent_id
         return f"tenant:{digest('owner-v1', _utf8(self.tenant), _utf8(self.agent_id)).hex()}"
 
 
 def _utf8(text: str) -> bytes:
-    """Return `text` as bytes, even if it contains lone surrogates."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -205,22 +197,20 @@ def _is_filled_text(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """Limits the reasoning between the marks `start` and `end` to `tokens` in the whole answer. At
-    the limit, the answer continues with `end_tokens`, the tokens of `end`. `opened` says that the
-    prompt ends inside reasoning, and at least one more token of reasoning follows. Text from
-    `call_start` to `call_end` or the answer's end is a call, not reasoning. If `only_first`, as for
-    an answer with a grammar, only reasoning at the answer's beginning counts, and later marks are
-    text. Raises InvalidRequestError if a mark is missing or `tokens` is too small (0, or 1 if
-    `opened`)."""
+    """Limits an answer's reasoning between the marks `start` and `end` to `tokens`.
+
+    At the limit, the answer continues with `end_tokens`, the tokens of `end`. Raises
+    InvalidRequestError if a mark is missing or `tokens` is too small.
+    """
 
     tokens: int
     start: str
     end: str
     end_tokens: tuple[int, ...]
-    opened: bool = False
-    call_start: str = ""
+    opened: bool = False  # the prompt ends inside reasoning
+    call_start: str = ""  # text between these marks is a call, not reasoning
     call_end: str = ""
-    only_first: bool = False
+    only_first: bool = False  # only reasoning at the answer's beginning counts
 
     def __post_init__(self) -> None:
         least = 1 if self.opened else 0
@@ -234,8 +224,7 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """The marks `start` and `end` around an answer's reasoning. If `opened`, reasoning begins at
-    the answer's first character."""
+    """The marks around an answer's reasoning. If `opened`, the answer begins inside it."""
 
     start: str
     end: str
@@ -249,39 +238,27 @@ _MAX_PENALTY = 2
 _LEAST_TEMPERATURE = 1e-6
 """A smaller temperature counts as 0: in fp32 its reciprocal may be infinite."""
 _LEAST_TOP_P = 1e-4
-"""A smaller `top_p` counts as 0: in fp32 the probabilities of a large vocabulary do not sum to
-exactly 1, so the draw might find no token."""
+"""A smaller `top_p` counts as 0: rounding could leave no token to draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose the next token. The defaults mean greedy decoding.
-
-    `top_p` 1, `top_k` 0 and `min_p` 0 mean off. `top_p` 0 and `temperature` 0 choose the most
-    likely token. `seed` fixes the random draw at every position, in any batch and also after a
-    preemption; None means a random seed. `logprobs` is the number of alternatives to report with
-    each token's log-probability; None to report nothing. `logit_bias` maps token ids to values to
-    add to their logits. The presence penalty lowers a token's logit once if the answer contains the
-    token, the frequency penalty once per occurrence. If `ignore_eos`, an answer continues past the
-    model's end tokens. `grammar` constrains the text. `prompt_logprobs` is `logprobs` for the
-    prompt, which the engine then computes in full. `thinking` limits reasoning. `stop` strings have
-    no effect in `thoughts`.
-    """
+    """How to choose the next token. The defaults mean greedy decoding."""
 
     temperature: float = 0.0
     top_p: float = 1.0
-    top_k: int = 0
+    top_k: int = 0  # 0: any number of tokens
     min_p: float = 0.0
     repetition_penalty: float | None = None
     repetition_context: int = 20
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    logprobs: int | None = None
+    presence_penalty: float = 0.0  # once per token in the answer
+    frequency_penalty: float = 0.0  # once per occurrence in the answer
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added, by token id
+    seed: int | None = None  # None: a random seed
+    stop: tuple[str, ...] = ()  # without effect inside `thoughts`
+    logprobs: int | None = None  # the number of alternatives to report; None reports nothing
     prompt_logprobs: int | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool = False  # continue past the model's end tokens
     grammar: Grammar | None = None
     thinking: ThinkingBudget | None = None
     thoughts: Thoughts | None = None
@@ -335,7 +312,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The natural log-probabilities of a token and of the likeliest tokens in its place."""
+    """The natural log-probabilities of a token and of the likeliest ones in its place."""
 
     token: int
     logprob: float
@@ -343,9 +320,11 @@ class TokenLogprob:
 
 
 class SampledToken(NamedTuple):
-    """The token that a backend chose for one sequence in one decode step. If `error` is not None,
-    `token` is not valid, and the sequence cannot continue; `error` says why. If `finite` is False,
-    the model computed NaN or infinite values, and the sequence's cache is not valid either."""
+    """A backend's token for one sequence in one decode step.
+
+    If `error` is not None, `token` is invalid and the sequence cannot continue. If `finite` is
+    False, the sequence's cache is invalid too.
+    """
 
     sequence: SequenceId
     token: int
@@ -355,8 +334,7 @@ class SampledToken(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """A new token of a running request, and the text that became final with it; the text is empty
-    while a character or a possible stop string is incomplete."""
+    """A new token of a running request, and the text that became final with it."""
 
     uid: str
     agent_id: str
@@ -377,26 +355,21 @@ class PrefillEvent:
 
 @dataclass(frozen=True, slots=True)
 class CompletedGeneration:
-    """The result of a finished request. `text` is the answer without end token and stop string;
-    `tokens` are all generated tokens, the end token included. `blocks` is the agent's cache, valid
-    until the agent's next request takes it or the engine evicts it. Even then, a request accepts
-    `blocks`. The request reused `cached_tokens` of the `prompt_tokens`; `match` says why it reused
-    no more. `stop_string` is the stop string that ended the answer, or None. `prompt_logprobs`, if
-    requested, has one entry per prompt token; the first is None."""
+    """The result of a finished request."""
 
     uid: str
     agent_id: str
-    text: str
-    tokens: tuple[int, ...]
+    text: str  # without end token and stop string
+    tokens: tuple[int, ...]  # all generated tokens, the end token included
     finish_reason: FinishReason
     prompt_tokens: int
-    cached_tokens: int
-    blocks: AgentBlocks | None = None
+    cached_tokens: int  # of the prompt tokens
+    blocks: AgentBlocks | None = None  # valid until the agent's next request or an eviction
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
     match: MatchReport | None = None
-    stop_string: str | None = None
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    stop_string: str | None = None  # the one that ended the answer
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # the first is None
 
     @property
     def generated_tokens(self) -> int:
@@ -405,8 +378,7 @@ class CompletedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """The number of one agent's blocks in the pool, for each layer, and their bytes. Blocks that
-    other agents share count too."""
+    """The number of one agent's blocks in the pool per layer, and their bytes."""
 
     agent_id: str
     blocks_per_layer: tuple[int, ...]
