@@ -111,8 +111,8 @@ class Host:
         (self.disk / "own").mkdir(parents=True, exist_ok=True)
         self.disk.chmod(0o1777)
         own = (
-            f"mount --bind {self._names} /etc/hosts && mount -t tmpfs none /dev/shm"
-            f" && mount --bind {self.disk} {DISK} && hostname {self.name}"
+            f"mount --bind {self._names} /etc/hosts && mount --bind {self.disk} {DISK}"
+            f" && mount -t tmpfs none /dev/shm && hostname {self.name}"
         )
         self._held = _Held(_HOST, own)
         self._switch.plug(self)

@@ -202,7 +202,7 @@ def test_what_ranks_cannot_do_is_refused_by_each_before_they_meet(tmp_path: Path
     with ranks(tmp_path / "store", *adapter) as started:
         for one in started:
             assert one.wait(START) == 2, one.tail
-            assert re.search(r"error: several ranks compute one model: expected", one.tail)
+            assert re.search(r"error: several ranks serve exactly one --model: remove", one.tail)
 
 
 def test_a_model_that_is_not_there_ends_all_ranks_before_they_meet(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def decoded(data: bytes) -> StoredResponse:
     try:
         facts = json.loads(head)
         if not mark or not isinstance(facts, dict):
-            raise DamagedRecordError("expected an object and a body")
+            raise DamagedRecordError("a recorded response must be a JSON object and a body")
         return StoredResponse(
             facts["id"],
             facts["agent"],

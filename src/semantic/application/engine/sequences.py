@@ -108,7 +108,7 @@ class Sequences:
     def resume(self, request: Request) -> None:
         """Compute a paused request's new tokens, and continue decoding. Raises BackendError."""
         if request.sequence is None:
-            raise AssertionError("a paused request must be open")
+            raise AssertionError("a paused request must have an open sequence")
         if given := request.tokens[request.computed : -1]:
             self._model.prefill(request.sequence, given)
             request.computed += len(given)

@@ -174,7 +174,7 @@ class MLXModelProvider:
         except LOAD_ERRORS as error:
             raise UnsupportedModelError(
                 f"cannot compute the model in {folder} on this device: {error} "
-                f"(mlx-lm {version('mlx-lm')}; a newer version may)"
+                f"(mlx-lm {version('mlx-lm')}; a newer version may compute it)"
             ) from error
         keep()
         return backend, wrapped
@@ -209,7 +209,7 @@ def reading_model(
 
     Raises ModelNotFoundError, and WeightsTooLargeError if the weights exceed `max_bytes`.
     """
-    newer = "a newer version may, or another conversion of the model"
+    newer = "try a newer version or another conversion of the model"
     with (
         _Reading("the model", folder, f" (mlx-lm {version('mlx-lm')}; {newer})"),
         _unchanged(folder, lambda: file_states(folder)),
