@@ -211,13 +211,19 @@ def test_long_runs_are_tokenized_by_tokenizers_that_take_time_by_their_length() 
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@pytest.mark.parametrize("n_pauses", [1, 2, 3])
-def test_a_pause_while_it_measures_refuses_no_text(n_pauses: int) -> None:
+@pytest.mark.parametrize("pauses", [(), (0,), (3,), (3, 4), (0, 2, 4, 5)])
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_pause_changes_no_decision_on_a_long_run(
+    pauses: tuple[int, ...], *, is_slow: bool
+) -> None:
     """A garbage collection of a large process takes as long as a slow tokenizer."""
-    seconds = chain.from_iterable([(0.0, 0.5, 0.0, 0.001)] * n_pauses)
-    tokenizer = MLXTokenizer(_byte_level().inner, lambda: next(seconds, 0.0))
+    measured = [0.001] * 3 + [0.016 if is_slow else 0.004] * 3
+    for number in pauses:
+        measured[number] += 0.5
+    times = chain.from_iterable((0.0, one) for one in measured)
+    tokenizer = MLXTokenizer(_byte_level().inner, lambda: next(times, 0.0))
     text = "a" * 60_000
-    if n_pauses == 3:
+    if is_slow:
         with pytest.raises(InvalidRequestError, match=SQUARE):
             tokenizer.encode(text)
     else:

@@ -84,7 +84,7 @@ _SQUARE: Final = 8
 """A run is slow if four times its length takes over this many times as long."""
 _MOST_SECONDS: Final = 1.0
 _MEASUREMENTS: Final = 3
-"""A text is refused only if this many measurements agree: a garbage collection slows one."""
+"""The shortest of this many measurements counts: a garbage collection lengthens some."""
 
 NO_TEMPLATE = "this model has no chat template; send a plain prompt"
 
@@ -167,19 +167,18 @@ class MLXTokenizer:
         at, n = run.start(), run.end() - run.start()
         if n <= _LONG_RUN:
             return
-        short, long = (text[at : at + size] + _OTHER for size in (_LONG_RUN // 4, _LONG_RUN))
-        if all(self._is_slow(short, long, n) for _ in range(_MEASUREMENTS)):
+        parts = (text[at : at + size] + _OTHER for size in (_LONG_RUN // 4, _LONG_RUN))
+        short, long = map(self._seconds, parts)
+        if long > _SQUARE * short and long * (n / _LONG_RUN) ** 2 > _MOST_SECONDS:
             raise InvalidRequestError(
                 f"cannot tokenize {n} characters of one kind in a row: this model's tokenizer "
                 "takes time proportional to the square of their number; split them up"
             )
 
-    def _is_slow(self, short: str, long: str, n: int) -> bool:
-        slow = self._seconds(long)
-        expected = slow * (n / _LONG_RUN) ** 2
-        return expected > _MOST_SECONDS and slow > _SQUARE * self._seconds(short)
-
     def _seconds(self, text: str) -> float:
+        return min(self._measured(text) for _ in range(_MEASUREMENTS))
+
+    def _measured(self, text: str) -> float:
         began = self._clock()
         self.inner.encode(text)
         return self._clock() - began
