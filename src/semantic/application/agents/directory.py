@@ -47,9 +47,9 @@ from semantic.ports.agents import (
 from semantic.ports.store import StorePort
 
 MAX_ID_LENGTH = 256
-"""The most characters of an agent's name."""
+"""The maximum number of characters in an agent's name."""
 _LOOKED = 200
-"""The most saved agents to read for a page; each agent is a file."""
+"""The maximum number of saved agents to read for a page."""
 
 Owner: TypeAlias = str | bytes
 """A tenant's name, or its tag if the engine does not know the name."""
@@ -70,7 +70,7 @@ class AgentDirectory:
     """Lists and changes the agents of one model, for one tenant per call."""
 
     def __init__(self, store: StorePort, namespace: bytes, model: str) -> None:
-        """`namespace` identifies the model's content, `model` names it."""
+        """`namespace` identifies the model's content, and `model` is the model's name."""
         self._store = store
         self._agents = store.agents
         self._namespace = namespace
@@ -91,7 +91,7 @@ class AgentDirectory:
         return owners[tenant]
 
     def owners(self, engine: BlockPoolBatchEngine) -> dict[TenantId, Owner]:
-        """Return the owners of all agents by tenant id."""
+        """Return the owner of the agents for each tenant id."""
         secret = self._store.secret
         names = {request.tenant for request in engine.requests if request.keep}
         names |= {key.tenant for key in engine.idle_caches.lru_order()}
@@ -106,7 +106,7 @@ class AgentDirectory:
     def activity(
         self, engine: BlockPoolBatchEngine, tenant: Owner, names: Collection[str] | None = None
     ) -> dict[str, Activity]:
-        """Return, by name, the activity of agents with a request, and of the agents `names`."""
+        """Return the activity of each agent that has a request or is in `names`."""
         pool, found = engine.pool, dict[str, Activity]()
         if isinstance(tenant, bytes):
             return found
@@ -205,7 +205,7 @@ class AgentDirectory:
         return saved
 
     def require_pinnable(self, agent_id: str, tenant: Owner) -> None:
-        """Raise PinLimitError if the tenant's pins would exceed its part of the store."""
+        """Raise PinLimitError if the tenant's pins would exceed the tenant's part of the store."""
         scope = self.scope(tenant)
         saved, part = self._agents.manifest(scope, agent_id), self._agents.pinned(scope.tenant)
         if saved is None or saved.pinned or part.max_bytes is None:
@@ -266,7 +266,7 @@ class AgentDirectory:
         is_first: bool,
         only: AgentFilter = EVERY_AGENT,
     ) -> list[AgentSummary]:
-        """Return the summaries of the agents `saved`. Unsaved agents come on the first page."""
+        """Return the summaries of the agents `saved`. The first page adds the unsaved agents."""
         scope, names = self.scope(tenant), {one.agent_id for one in saved}
         new = [
             self._unsaved(name, one)

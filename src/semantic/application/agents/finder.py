@@ -30,7 +30,7 @@ from semantic.ports.serving import Ask
 
 _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 _MAX_AGENTS = 10_000
-"""The most agents to remember; an agent takes up to 2 kB."""
+"""The maximum number of agents to remember. An agent takes up to 2 kB."""
 _NAME_BYTES = 6
 _AUTO_NAME = re.compile(r"auto-[0-9a-f]{12}")
 
@@ -73,7 +73,7 @@ class AgentFinder:
         thread: str = "",
     ) -> str:
         """Return the agent that a prompt of `tokens` continues, or a new name. Never returns a
-        `busy` agent. With an `origin`, considers only agents of that client identity."""
+        `busy` agent. If `origin` is given, considers only agents of that client identity."""
         tag = self._tag(tenant)
         if origin is not None:
             with self._lock:

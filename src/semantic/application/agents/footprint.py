@@ -12,7 +12,7 @@ from semantic.domain.stored import Found, Manifest, Place
 from semantic.ports.store import AgentIndexPort, StorePort
 
 _MAX_BLOCKS = 1 << 17
-"""The most blocks in the cache of hash chains; a block takes 200 bytes."""
+"""The maximum number of blocks in the cache of hash chains. A block takes 200 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Chains:
 
 @dataclass(frozen=True, slots=True)
 class AgentFootprint:
-    """An agent's manifest, its blocks, and their stored bodies."""
+    """An agent's manifest, the agent's blocks, and the stored bodies of these blocks."""
 
     manifest: Manifest
     chain: Chain
@@ -64,30 +64,30 @@ class AgentFootprint:
     """The keys of the bodies that other agents use too."""
 
     def parts(self, block: ChainBlock) -> dict[Part, int]:
-        """Return the bytes of each stored part of a block."""
+        """Return the size in bytes of each stored part of a block."""
         keys = {part: block.key(part) for part in Part}
         return {part: self.found[key].n_bytes for part, key in keys.items() if key in self.found}
 
     @property
     def stored_blocks(self) -> int:
-        """The number of blocks in the store."""
+        """The number of the agent's blocks that the store has."""
         return sum(bool(self.parts(block)) for block in self.chain)
 
     @property
     def n_bytes(self) -> int:
-        """The bytes of all stored bodies."""
+        """The size of the agent's stored bodies in bytes."""
         return sum(found.n_bytes for found in self.found.values())
 
     @property
     def shared_bytes(self) -> int:
-        """The bytes of the bodies that other agents share."""
+        """The size in bytes of the bodies that other agents share."""
         return sum(found.n_bytes for key, found in self.found.items() if key in self.shared)
 
 
 def footprints(
     store: StorePort, manifests: Sequence[Manifest], chain: Callable[[Manifest], Chain] = chain_of
 ) -> list[AgentFootprint]:
-    """Return the footprints of the agents `manifests`."""
+    """Return the footprint of the agent of each manifest."""
     chains = [chain(manifest) for manifest in manifests]
     users = store.agents.users(list({block.hash: None for blocks in chains for block in blocks}))
     stored = store.find([key for blocks in chains for key in _keys(blocks)])
@@ -110,7 +110,7 @@ _PAGE = 64
 def walk(
     agents: AgentIndexPort, scope: Scope, page: int = _PAGE, after: Place | None = None
 ) -> Iterator[Manifest]:
-    """Yield the manifests of a scope, newest first, with one query for each `page`."""
+    """Yield the manifests of a scope, newest first. Each query reads up to `page` manifests."""
     while found := agents.page(scope, page, after):
         yield from found
         if len(found) < page:

@@ -52,11 +52,11 @@ from semantic.ports.agents import (
 T = TypeVar("T")
 
 _THREADS: Final = 2
-"""One thread for the import, one for exports."""
+"""The number of threads: one for the import, one for exports."""
 _MOST_EXPORTS: Final = 4
 _RETRY_SECONDS: Final = 5
 _BATCH_BYTES: Final = 1 << 20
-"""The bytes to collect before each call of a thread."""
+"""The number of received bytes to collect before each call of a thread."""
 
 
 class EngineCalls(Protocol):
@@ -67,7 +67,7 @@ class EngineCalls(Protocol):
 
 
 class AgentTransfers:
-    """Exports and imports the agents of one server. Runs one import at a time."""
+    """Exports and imports the agents of one server. Only one import runs at a time."""
 
     def __init__(
         self,

@@ -17,11 +17,11 @@ from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
 from semantic.domain.request_parts import SHORT, common_messages
 
 _EACH = 16
-"""The length, in tokens, up to which every prefix of a prompt has a digest. Beyond it, each
-doubling of the length has eight."""
+"""Every prefix of a prompt up to this number of tokens has a digest. Longer prefixes have eight
+digests for each doubling of the length."""
 _PER_DOUBLING = 8
 _DIGEST_BYTES = 8
-"""Bytes of a digest. A collision only gives a request another agent's name."""
+"""The size of a digest in bytes. A collision only gives a request another agent's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,12 @@ def _length(at: int) -> int:
 
 
 _MAX_SIBLINGS = 64
-"""The most agents of one identity to compare: a user may have thousands."""
+"""The maximum number of agents with one client identity to compare."""
 _WITH_TOOLS = frozenset({"claude-code", "codex", "opencode"})
 """Clients with tools in every conversation: their first request without tools asks for a title."""
 
 _MIN_SHARED_MESSAGES = 2
-"""The fewest messages that two requests without tools share if they count as one conversation."""
+"""The minimum number of messages that two requests of one conversation without tools share."""
 
 _Group = tuple[bytes, str]
 """A tenant's tag, and the name of the identity's first agent."""
@@ -129,8 +129,8 @@ class SessionAgents:
         busy: Container[str],
         thread: str = "",
     ) -> str:
-        """Return the agent that a prompt of `tokens` continues, or a new agent's name. The
-        prompts must share half of the shorter one, or else most messages in `thread`."""
+        """Return the agent that a prompt of `tokens` continues, or a new agent's name. The prompts
+        must share half of the shorter prompt, or else most messages in `thread`."""
         group = self._groups.get((tag, origin.identity.name), _Agents())
         lengths = {member.prompt.n_tokens for member in group.members.values()}
         prompt, prefixes = digests_and_prefixes(tokens, lengths)
@@ -154,7 +154,7 @@ class SessionAgents:
     def remember(
         self, tag: bytes, name: str, origin: Origin | None, tokens: Sequence[int], thread: str = ""
     ) -> bool:
-        """Record the last prompt of an agent. Returns False if the agent has no client identity."""
+        """Record the last prompt of an agent. Returns False without a client identity."""
         known = self.origin(tag, name)
         if known is not None and (origin is None or origin.identity.name != known.identity.name):
             origin = known
@@ -175,7 +175,7 @@ class SessionAgents:
     def restore(
         self, tag: bytes, name: str, origin: Origin, prompt: PromptDigests, thread: str
     ) -> bool:
-        """Add an agent as the least recently used. Returns False if it has no client identity."""
+        """Add an agent as the least recently used. Returns False without a client identity."""
         number = origin.identity.number(name)
         if number is None:
             return False
@@ -216,7 +216,7 @@ class SessionAgents:
 
 
 def _same_thread(member: _Member, thread: str) -> int:
-    """Return the number of shared messages, or 0 for less than half of the shorter conversation."""
+    """Return the number of shared messages. Returns 0 below half of the shorter conversation."""
     common = common_messages(member.thread, thread)
     known = len(member.thread) // SHORT
     if not common or 2 * common * SHORT < min(len(member.thread), len(thread)):
