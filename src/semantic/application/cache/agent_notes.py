@@ -1,7 +1,7 @@
 """Notes: text about an agent's last request, saved with the agent's manifest.
 
-The first line of a note is the Origin, the second has the request's parts. Both are JSON with
-labels and digests, never text of the prompt.
+The first line of a note is the Origin, and the second line has the parts of the request's prompt.
+Both are JSON with labels and digests, never text of the prompt.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ROLES: dict[str, Role] = {role[0]: role for role in get_args(Role)}
 
 
 def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
-    """Return a note of up to three lines: `origin`, `parts` as JSON, and `last`."""
+    """Return a note with one line each for `origin`, `parts` and `last`. Leaves out empty lines."""
     lines = [origin] if origin else []
     if parts is not None:
         text = json.dumps(_written(parts), ensure_ascii=False, separators=(",", ":"))
@@ -52,7 +52,7 @@ def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
 
 
 def parts_in(note: str, max_messages: int = MAX_MESSAGES) -> Parts | None:
-    """Return the parts in a note; None if the text is not a note of this version."""
+    """Return the parts of a prompt in a note; None if the text is not a note of this version."""
     lines = note.split("\n", 2)[:2]  # other texts may be long
     line = next((one for one in lines if one.startswith(_AGENT_NOTE_START)), None)
     if line is None:
@@ -77,8 +77,8 @@ def _written(parts: Parts) -> dict[str, object]:
 
 
 def _read(fields: object, max_messages: int) -> Parts | None:
-    """Return the parts in `fields`. Raises KeyError, TypeError or ValueError if they are
-    malformed."""
+    """Return the parts of a prompt in `fields`. Raises KeyError, TypeError or ValueError if
+    `fields` are malformed."""
     if not isinstance(fields, dict) or fields["parts"] != _AGENT_NOTE_VERSION:
         return None
     read = _is(list, fields["messages"])[:max_messages]
@@ -161,7 +161,7 @@ def origin_in(note: str) -> Origin | None:
 
 
 def session_and_client_in(note: str) -> tuple[str | None, str | None]:
-    """Return the session and the client in a note; None for an unknown one."""
+    """Return the session and the client in a note. Each of them is None if unknown."""
     origin = origin_in(note)
     if origin is None:
         return None, None
@@ -264,7 +264,7 @@ _TEMPLATE = "nothing in the request changed, but the template writes it differen
 
 
 def part_words(part: Difference) -> str:
-    """Return a clause that names the changed part and the change."""
+    """Return a clause that names the changed part of the prompt and the change."""
     match part.kind:
         case PartKind.TEMPLATE:
             return _TEMPLATE
@@ -286,7 +286,7 @@ def _numbered(noun: str, part: Difference) -> str:
 
 
 def explain(agent: str, match: MatchReport | None, read: TokenReader) -> Iterator[str]:
-    """Yield the match report of an agent's last prompt, one sentence per line."""
+    """Yield the match report of an agent's last prompt as lines of one sentence."""
     if match is None:
         yield f"{agent} has had no prompt since its fork or import"
         return

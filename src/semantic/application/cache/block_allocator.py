@@ -33,8 +33,8 @@ _DONE, _IDLE, _EXPECTED = range(3)
 
 
 class IdleCaches:
-    """Holds each agent's newest cache. Evicts first from the tenant with most cached tokens. Not
-    thread-safe."""
+    """Holds each agent's newest cache. Evicts first from the tenant with the most cached tokens.
+    Not thread-safe."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class IdleCaches:
         *,
         longest_expected: float = _LONGEST_EXPECTED,
     ) -> None:
-        """Ignores hints of more than `longest_expected` seconds."""
+        """Ignores hints of an absence longer than `longest_expected` seconds."""
         self._pool = pool
         self._longest_expected = longest_expected
         self._clock = clock
@@ -56,7 +56,7 @@ class IdleCaches:
         return self._caches.get(key)
 
     def put(self, key: CacheKey, blocks: AgentBlocks) -> None:
-        """Make `blocks` the agent's cache, and free its previous one."""
+        """Make `blocks` the agent's cache, and free the agent's previous cache."""
         older = self.take(key)
         if older is not None and older is not blocks:
             self._drop(older)
@@ -84,8 +84,8 @@ class IdleCaches:
         return blocks
 
     def evict(self) -> bool:
-        """Free a cache of the tenant with most cached tokens. Returns False if no cache is left.
-        Finished agents go first, and expected agents last."""
+        """Free a cache of the tenant with the most cached tokens. Returns False if no cache is
+        left. Frees caches of finished agents first, and of expected agents last."""
         if not self._caches:
             return False
         largest = max(self._tokens, key=self._tokens.__getitem__)
@@ -175,8 +175,8 @@ class BlockAllocator:
         return CacheKey(self._model_id, agent_id, tenant)
 
     def require_capacity(self, request: Request, agents: Iterable[str]) -> None:
-        """Raise PoolExhaustedError if `request` does not fit into the pool alone. Blocks of
-        holders outside `agents` count as used."""
+        """Raise PoolExhaustedError if `request` does not fit into the pool alone. Blocks count as
+        used if their holder is not in `agents`."""
         counts = self._spec.blocks_for(whole_blocks(request.max_total_tokens))
         if self._pool.can_allocate(counts, after_eviction=True):
             return
@@ -191,8 +191,8 @@ class BlockAllocator:
             )
 
     def admit(self, request: Request, headroom: int = 0) -> bool:
-        """Allocate blocks for the request's tokens and one more. Keeps `headroom` blocks free
-        per layer. Returns False, with nothing changed, if the pool is too full."""
+        """Allocate blocks for the request's tokens and one more token. Keeps `headroom` blocks free
+        per layer. Returns False and changes nothing if the pool is too full."""
         spare = headroom * BLOCK_TOKENS
         if request.scoring:
             return self._extend(request, whole_blocks(request.n_tokens + 1), spare)
@@ -215,7 +215,7 @@ class BlockAllocator:
         return self._extend(request, whole_blocks(request.n_tokens + 1))
 
     def unpin(self, request: Request) -> None:
-        """Release the restored cache, once the backend has copied or taken it over."""
+        """Release the restored cache after the backend has copied it or taken it over."""
         restore, request.restore = request.restore, None
         if restore is None:
             return
@@ -270,7 +270,7 @@ class BlockAllocator:
         return True
 
     def fork(self, agent_id: str, new_agent_id: str, tenant: str) -> bool:
-        """Share an agent's idle cache with a new agent. Returns False if it has no idle cache."""
+        """Share an agent's idle cache with a new agent. Returns False without an idle cache."""
         cache = self._idle.get(self.key(agent_id, tenant))
         if cache is None:
             return False
@@ -392,7 +392,7 @@ class BlockAllocator:
 
 @dataclass(frozen=True, slots=True)
 class AgentCaches:
-    """The caches of one engine's agents. Its lock guards the allocator."""
+    """The caches of one engine's agents. The lock of AgentCaches guards the allocator."""
 
     _allocator: BlockAllocator
     _prefixes: PrefixStore | None

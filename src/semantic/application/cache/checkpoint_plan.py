@@ -17,22 +17,22 @@ from semantic.domain.prefix import without_generation_prompt
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpec, whole_blocks
 
 FEWEST_TOKENS = 64
-"""The fewest tokens that are worth a checkpoint."""
+"""The minimum number of tokens that are worth a checkpoint."""
 MOST_TOKENS = 4096
 """The largest distance between regular checkpoints, in tokens."""
 _TIMES_WHERE_LIKELY = 8
-"""The most bytes of checkpoints for each byte of keys and values, where requests are likely to
-continue."""
+"""The maximum size of checkpoints as a multiple of the keys and values. It applies where requests
+are likely to continue."""
 _FREE_JUNCTIONS = 4
-"""The checkpoints that requests may take before they compute a token."""
+"""The number of checkpoints that requests may take before they compute a token."""
 _STATES_ALONE = 512
-"""Tokens between two checkpoints of a model with states alone."""
+"""The number of tokens between two checkpoints of a model that has only states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """The fewest tokens between two checkpoints. `grid` is for regular checkpoints, `at_end` for
-    the last two of a prompt."""
+    """The minimum number of tokens between two checkpoints. `grid` is for regular checkpoints,
+    `at_end` for the last two checkpoints of a prompt."""
 
     grid: int
     at_end: int
@@ -56,7 +56,7 @@ def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
 
 
 def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
-    """Return the bytes of a checkpoint `distance` tokens after the previous one."""
+    """Return the size in bytes of a checkpoint `distance` tokens after the previous checkpoint."""
     return sum(
         layer.state_bytes
         if layer.window is None
@@ -78,19 +78,19 @@ class Junctions:
 
     @property
     def least_bytes(self) -> int:
-        """The bytes that checkpoints may take before any token is computed."""
+        """The number of bytes that checkpoints may take before any token is computed."""
         whole = 2 * MOST_TOKENS - 1  # after a whole window, in the middle of a block
         return _FREE_JUNCTIONS * self.bytes_at(whole, 0)
 
     def budget(self, n_tokens: int) -> int:
-        """Return the most bytes of checkpoints for `n_tokens` computed tokens."""
+        """Return the maximum size in bytes of checkpoints after `n_tokens` computed tokens."""
         if self._per_token:
             return _TIMES_WHERE_LIKELY * self._per_token * n_tokens
         grid = self._apart.grid  # states alone
         return _TIMES_WHERE_LIKELY * checkpoint_bytes(self._spec, grid) * n_tokens // grid
 
     def bytes_at(self, position: int, before: int) -> int:
-        """Return the bytes of a checkpoint at `position` if the previous one is at `before`."""
+        """Return the size in bytes of a checkpoint at `position` after a checkpoint at `before`."""
         return self._full * (position % BLOCK_TOKENS) + sum(
             layer.state_bytes
             if layer.window is None
@@ -104,8 +104,8 @@ class Junctions:
     def choose(
         self, shared: Iterable[int], *, start: int, end: int, budget: int
     ) -> tuple[tuple[int, ...], int]:
-        """Return the chosen positions after `start` up to `end`, and the bytes of their
-        checkpoints."""
+        """Return the chosen positions, and the size of their checkpoints in bytes. The positions
+        are after `start` and at most `end`."""
         users = _junctions_between(shared, start, end)
         near = sorted(users)
         n_bytes = sum(map(self.bytes_at, near, [start, *near]))

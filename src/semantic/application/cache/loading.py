@@ -25,7 +25,7 @@ from semantic.ports.generation import BatchBackend, BodyTarget, Clock
 from semantic.ports.store import CacheStorePort
 
 _LOADS = 10
-"""The recent loads that determine the cost of a tier."""
+"""The number of recent loads that determine the cost of a tier."""
 _OLDER = 0.6
 """The weight of a load relative to the next newer one."""
 _ABOVE = 2.0
@@ -33,15 +33,15 @@ _ABOVE = 2.0
 _ALIKE = 0.05
 """The difference in error below which two estimates are equally likely."""
 _TRIALS = 3
-"""The loads after which a local tier may count as slower than computing. The first loads of a
-process often are slow."""
+"""The number of loads after which a local tier may count as slower than computing. The first loads
+of a process often are slow."""
 _MOST_LOST = 1 / 4
 """The time after which a load stops, as a fraction of the time to compute its prefix."""
 _FIRST_PROBE, _LATER_PROBES = 1 / 8, 1 / 64
-"""The most time to spend on measuring a slow tier again, at first and in the long run. A
-fraction of the computing that the tier could save."""
+"""The maximum time to spend on measuring a slow tier again, at first and in the long run. A
+fraction of the computing time that the tier could save."""
 FEWEST_AT_ONCE = 8
-"""The bodies in a load's first reads. `Terms` may set fewer."""
+"""The number of bodies in a load's first reads. `Terms` may set a smaller number."""
 
 _SLOWEST_FIRST = (Tier.REMOTE, Tier.DISK, Tier.UPLOADS, Tier.QUEUE, Tier.MEMORY)
 
@@ -54,8 +54,8 @@ class Terms:
     first: int = FEWEST_AT_ONCE
 
     def overtaken(self, seconds: float, part: float, *, divisible: bool) -> bool:
-        """Return whether computing the rest is faster than loading it. The load has read the
-        fraction `part` in `seconds`."""
+        """Return whether computing the rest of the prefix is faster than loading it. The load has
+        read the fraction `part` of the prefix in `seconds`."""
         saved = part * self.seconds if divisible else 0.0
         rest = seconds * (1 - part) / part
         return seconds - saved > _MOST_LOST * self.seconds and rest > self.seconds - saved
@@ -72,7 +72,7 @@ class Line(NamedTuple):
     per_byte: float
 
     def seconds(self, n_bytes: float) -> float:
-        """Return the seconds of a load of `n_bytes`."""
+        """Return the seconds that a load of `n_bytes` takes."""
         return self.fixed + n_bytes * self.per_byte
 
 
@@ -99,11 +99,11 @@ class TierCost:
 
     @property
     def largest(self) -> float:
-        """Bytes of the largest read so far; 0 before the first read."""
+        """The size of the largest read so far in bytes; 0 before the first read."""
         return max((n_bytes for n_bytes, _ in self._loads), default=0.0)
 
     def observe(self, n_bytes: float, seconds: float) -> None:
-        """Learn from a load that took `seconds`. Its reads had `n_bytes` on average."""
+        """Learn from a load that took `seconds`. The mean size of its reads was `n_bytes`."""
         self._loads.append((n_bytes, seconds))
         self._lines = _likely_lines(list(self._loads))
 
@@ -116,8 +116,8 @@ class TierCost:
         self._skipped, self._probe = 0.0, _FIRST_PROBE
 
     def is_probed(self, loss: float, seconds: float) -> bool:
-        """Return whether to measure the tier again. A load should lose `loss` of the `seconds`
-        that computing takes."""
+        """Return whether to measure the tier again. The load should take `loss` seconds longer than
+        computing, which takes `seconds`."""
         if loss > self._probe * self._skipped:
             self._skipped += seconds
             return False
@@ -129,13 +129,13 @@ class BreakEven:
     """Compares the time to restore a prefix with the time to compute it."""
 
     def __init__(self, prefill_seconds: Callable[[int], float | None]) -> None:
-        """`prefill_seconds` estimates the prefill of a number of tokens; it returns None before the
-        first chunk."""
+        """`prefill_seconds` estimates the seconds of prefill for a number of tokens. It returns
+        None before the first chunk."""
         self._prefill_seconds = prefill_seconds
         self._costs = {tier: TierCost(1 if tier is Tier.REMOTE else _TRIALS) for tier in Tier}
 
     def terms(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> Terms | None:
-        """Return the terms for loading `n_bytes`, by tier; None if computing should be faster."""
+        """Return the terms of a load of `n_bytes` per tier; None if computing should be faster."""
         seconds = self._prefill_seconds(n_tokens)
         if seconds is None:
             return NEVER_GIVEN_UP
@@ -160,7 +160,7 @@ class BreakEven:
         return Terms(seconds, max(FEWEST_AT_ONCE, int(tried * blocks)))
 
     def observe(self, n_bytes: Mapping[Tier, int], seconds: float, n_reads: int = 1) -> None:
-        """Record a load of `n_bytes`, by tier, in `n_reads` sequential reads."""
+        """Record a load of `n_bytes` from each tier. The load made `n_reads` sequential reads."""
         costs = {tier: self._costs[tier] for tier in _SLOWEST_FIRST if n_bytes.get(tier)}
         if not costs or seconds <= 0:
             return
@@ -220,7 +220,7 @@ _GROUP_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class ReadBodies:
-    """The result of a load's reads. `overtaken` says that computing the rest is faster."""
+    """The result of a load's reads. `overtaken` says that computing is now faster than loading."""
 
     n_verified: int
     checkpoint: bytes | None
@@ -272,7 +272,7 @@ class Loader:
         self._ended = threading.Condition()
 
     def keep_within(self, n_bytes: int) -> None:
-        """Limit the data that all loads have read but not yet copied."""
+        """Let all loads together hold at most `n_bytes` that they have read but not copied."""
         self._group_bytes = min(_GROUP_BYTES, n_bytes // _THREADS)
 
     def begin(
@@ -323,11 +323,11 @@ class Loader:
         return Loaded(length, end, seconds, n_bytes, max(1, read.n_groups))
 
     def give_up(self, load: Load) -> None:
-        """Stop the load after its reads in progress."""
+        """Stop the load after the reads in progress."""
         load.given_up.set()
 
     def wait(self, loads: Iterable[Load], seconds: float) -> None:
-        """Wait until one of `loads` ends, at most `seconds`."""
+        """Wait until one of `loads` ends, but at most `seconds`."""
         wait([load.future for load in loads], seconds, return_when="FIRST_COMPLETED")
 
     def wait_until_idle(self, seconds: float) -> bool:
@@ -410,8 +410,8 @@ class Loader:
 
 
 def group_ends(first: int, most: int, n_bodies: int) -> Iterator[int]:
-    """Yield the ends of groups of `n_bodies` bodies. Each group is as large as all before it
-    together, within the limits."""
+    """Yield the ends of groups of `n_bodies` bodies. Each group is as large as all groups before it
+    together, but has at least `first` and at most `most` bodies."""
     stop = 0
     while stop < n_bodies:
         stop = min(n_bodies, stop + min(most, max(first, stop)))

@@ -33,7 +33,7 @@ from semantic.ports.store import CacheStorePort, LookUpPort, StorePort
 
 @dataclass(frozen=True, slots=True)
 class StoredPrefix:
-    """The first `length` tokens of a prompt, as bodies to read."""
+    """The first `length` tokens of a prompt, and the stored bodies to read for these tokens."""
 
     length: int
     start: int = 0
@@ -53,11 +53,11 @@ class StoredPrefix:
         return (*self.full, *self.window, *last)
 
     def bytes_in(self, tier: Tier) -> int:
-        """Return the bytes of the prefix's bodies in `tier`."""
+        """Return the size in bytes of the prefix's bodies in `tier`."""
         return self.bytes_by_tier[tier]
 
     def bytes_of(self, headers: Iterable[BlockHeader]) -> dict[Tier, int]:
-        """Return the bytes of `headers` in each tier."""
+        """Return the size in bytes of the bodies of `headers` in each tier."""
         n_bytes = dict.fromkeys(Tier, 0)
         for header in headers:
             if (found := self.found.get(header.key)) is not None:
@@ -66,12 +66,12 @@ class StoredPrefix:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all bodies."""
+        """The size in bytes of all bodies of the prefix."""
         return sum(self.bytes_by_tier.values())
 
     @property
     def bytes_by_tier(self) -> dict[Tier, int]:
-        """The bytes of all bodies in each tier."""
+        """The size in bytes of the prefix's bodies in each tier."""
         return self.bytes_of(self.headers)
 
     @property
@@ -213,7 +213,7 @@ def _hash_before(scope: Scope, links: Sequence[BlockLink], block: int) -> BlockH
 
 
 _THREADS = 8
-"""The most prompts to look up at the same time."""
+"""The maximum number of prompts to look up at the same time."""
 _SECONDS = 2.0
 """The seconds that a request waits for its look-up; a long prompt waits longer."""
 _TOKENS_PER_SECOND = 10_000
@@ -246,7 +246,7 @@ class Discovery:
         return self._threads.submit(tenant, look_up, is_short=True)
 
     async def wait(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
-        """Wait for a look-up, but not longer than its time limit."""
+        """Wait for a look-up, at most until the look-up's time limit."""
         begun = asyncio.wrap_future(self.begin(agent_id, tenant, tokens))
         with suppress(TimeoutError):
             await asyncio.wait_for(begun, max(self._seconds, len(tokens) / _TOKENS_PER_SECOND))
@@ -256,7 +256,7 @@ class Discovery:
         self._threads.close()
 
     def look_up(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
-        """Fetch the slow tier's index for an agent and its prompt. Raises no error."""
+        """Fetch the slow tier's index entries for an agent and its prompt. Raises no error."""
         reusable = tokens[: self._spec.reusable(len(tokens) - 1)]
         scope = self._scope(agent_id, tenant)
         chain, known = self._chain(scope, reusable)

@@ -33,7 +33,7 @@ from semantic.ports.generation import BatchBackend, Clock
 from semantic.ports.store import StorePort
 
 _READ_PART = 16
-"""The divisor of the memory for data that loads have read but not copied."""
+"""The divisor of the memory limit, for the data that loads have read but not copied."""
 
 
 class PrefixStore:
@@ -77,7 +77,7 @@ class PrefixStore:
         self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
 
     def keep_within(self, n_bytes: int) -> None:
-        """Limit the data that loads have read but not copied to 1/16 of `n_bytes`."""
+        """Let data that loads have read but not copied take at most 1/16 of `n_bytes`."""
         self._loader.keep_within(n_bytes // _READ_PART)
 
     def resumes(self, request: Request) -> bool:
@@ -133,13 +133,13 @@ class PrefixStore:
         return state.prefix
 
     def decline(self, request: Request) -> None:
-        """Record that the request uses a prefix in the pool instead."""
+        """Record that the request uses a prefix in the pool instead of the stored prefix."""
         state = self._state(request)
         if state.prefix is not None:
             self.shared.continues_from(request, state.prefix.length)
 
     def begin_load(self, request: Request) -> bool:
-        """Start to read the result of `find`; return False if it is None. Raises BackendError."""
+        """Start to read the prefix from `find`; return False if it is None. Raises BackendError."""
         state = self._state(request)
         prefix, state.prefix = state.prefix, None
         if prefix is not None and state.is_ahead:
@@ -149,7 +149,7 @@ class PrefixStore:
 
     def load_next_blocks(self, request: Request) -> bool:
         """Start to read the request's next blocks if other requests have computed them. Returns
-        False otherwise. Raises BackendError."""
+        False if no read starts. Raises BackendError."""
         if self._layout.needs_checkpoint or request.computed % BLOCK_TOKENS:
             return False
         if request.computed // BLOCK_TOKENS >= self._blocks_to_compute(request):
@@ -225,7 +225,7 @@ class PrefixStore:
         return sum(tiers) // 2
 
     def find_ahead(self, request: Request) -> StoredPrefix | None:
-        """Return the stored prefix if a part of it is on disk."""
+        """Return the request's stored prefix if a part of the prefix is on disk, else None."""
         prefix = self.find(request)
         if prefix is None or not prefix.bytes_in(Tier.DISK):
             return None

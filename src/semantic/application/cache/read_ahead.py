@@ -26,7 +26,7 @@ _LATE = 60.0
 """The seconds after an agent's expected return for which its bodies stay reserved."""
 _MOST_EXPECTED = 1000
 _REST = 3
-"""The rest after a read, as a multiple of its time. Decoding on a CPU needs the cores."""
+"""The rest after a read, as a multiple of the read's time. Decoding on a CPU needs the cores."""
 _PATIENCE = 0.05
 """Seconds between checks whether requests still load."""
 
@@ -36,7 +36,7 @@ class Prefixes(Protocol):
 
     @property
     def ahead_bytes(self) -> int:
-        """The bytes of memory for bodies that no request needs yet, at most."""
+        """The maximum size in bytes of bodies that no request needs yet."""
 
     def stored_prefix(self, agent_id: str, tenant: str) -> StoredPrefix | None:
         """Return the stored prefix of the agent's last turn; None if the store has none."""
@@ -99,7 +99,7 @@ class ReadAhead:
             self._thread.join()
 
     def read_due(self) -> float | None:
-        """Run all jobs that are due; return the seconds until the next one, or None."""
+        """Run all jobs that are due; return the seconds until the next job, or None without one."""
         while (found := self._take()) is not None:
             self._read(*found)
         return self._seconds()
@@ -177,13 +177,13 @@ class ReadAhead:
 
 
 _LATEST = 32
-"""The latest absences after a tool that its median covers."""
+"""The number of latest absences after a tool that the median covers."""
 _FEWEST = 3
-"""The fewest absences after a tool for a prediction."""
+"""The minimum number of absences after a tool for a prediction."""
 _MOST_TOOLS = 1000
 _MOST_AWAY = 10_000
 _LONGEST_NAME = 128
-"""The longest name of a tool; longer ones are ignored."""
+"""The maximum length of a tool's name. `ToolTimes` ignores longer names."""
 
 
 class ToolTimes:

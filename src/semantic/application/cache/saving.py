@@ -1,4 +1,4 @@
-"""BlockSaver: saves a sequence's blocks in a block store, and drops damaged ones."""
+"""BlockSaver: saves a sequence's blocks in a block store, and drops damaged blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RequestState:
     """The prefix store's state of one request."""
 
     links: list[BlockLink] = field(default_factory=list)
-    """The hash chain of the request's full blocks, as far as computed."""
+    """The hash chain of the request's full blocks so far."""
     stored_blocks: int = 0
     """The number of first blocks that the store has or refused."""
     prefix: StoredPrefix | None = None
@@ -42,7 +42,7 @@ class RequestState:
     is_ahead: bool = False
     """True if a thread reads `prefix` ahead, which may change the tiers of its bodies."""
     unread: int = 0
-    """The length of an unreadable prefix."""
+    """The length in tokens of a prefix that the store could not read."""
 
     def full_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
         """Return the links of the full blocks of `tokens`."""

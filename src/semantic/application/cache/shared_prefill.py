@@ -19,7 +19,7 @@ from semantic.domain.block_hash import BlockHash
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _MOST_COMPARED = 128
-"""The most requests to compare a prompt with."""
+"""The maximum number of requests to compare a prompt with."""
 _HEAD_BYTES = FEWEST_TOKENS * array("I").itemsize
 
 
@@ -99,8 +99,8 @@ class CommonPrefixes:
             own.group.allowance += n_bytes
 
     def of(self, request: Request, at_least: int = FEWEST_TOKENS) -> Iterator[tuple[Request, int]]:
-        """Yield the requests that share at least `at_least` first tokens with `request`, and the
-        number that they share."""
+        """Yield each request that shares at least its first `at_least` tokens with `request`, and
+        the number of shared tokens."""
         own = self._live.get(request.uid)
         if own is None:
             return
@@ -162,7 +162,7 @@ def _n_common(left: bytes, right: bytes) -> int:
 
 
 _MOST_IN_VAIN = 2
-"""The useless waits after which a request computes all its tokens itself."""
+"""The number of useless waits after which a request computes all its tokens itself."""
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ class _Plan:
     counted: int | None = None
     """The position up to which the request's tokens count in the allowance."""
     made_for: tuple[int, int] = (-1, -1)
-    """The inputs from which `positions` follows."""
+    """The inputs from which `positions` was computed."""
     waits_for: tuple[Request, int] | None = None
     """The request that this one waits for, and the number of shared tokens."""
     looks_again: bool = False
@@ -206,7 +206,7 @@ class SharedPrefill:
         needs_checkpoint: bool,
         best_chunk: int,
     ) -> None:
-        """`next_block` returns a request's next block, or None if others cannot reuse it. With
+        """`next_block` returns a request's next block, or None if others cannot reuse it. If
         `needs_checkpoint`, sequences resume only at a checkpoint."""
         self._spec = spec
         self._next_block = next_block
@@ -256,7 +256,7 @@ class SharedPrefill:
     # Computing a shared block once
 
     def claim(self, request: Request) -> bool:
-        """Return whether `request` may compute its next block; False while another request does."""
+        """Return whether `request` may compute its next block; False while another computes it."""
         if self._needs_checkpoint:
             return not self._waits(request)
         self.release(request)
@@ -280,7 +280,7 @@ class SharedPrefill:
     # Waiting for a checkpoint
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request that `request` waits for in the end, or None."""
+        """Return the last request in the chain of waits that begins at `request`, or None."""
         first, plan = None, self._plans.get(request.uid)
         while plan is not None and plan.waits_for is not None:
             first = plan.waits_for[0]
