@@ -29,7 +29,7 @@ from semantic.domain.value_objects import CompletedGeneration, TokenEvent, Token
 from semantic.ports.chat import ChatFormat, Marks
 
 _Part = Literal["start", "header", "text", "thought", "call"]
-"""A place in an answer: its start, a message's header, or a part to emit."""
+"""A place in an answer: its start, a message's header, or a part of the answer."""
 
 _BETWEEN_TEXTS: Final = TokenText("\n\n")
 _LONGEST_HEADER: Final = 512
@@ -37,14 +37,14 @@ _PROSE: Final = re.compile(r"[a-z,.;:!?]+(?: [A-Za-z,.;:!?]+){2} ")
 """Three words in a row, which never occur in a header."""
 
 _MOST_OPEN: Final = 8
-"""The most unfinished calls to look for at the answer's end."""
+"""The maximum number of unfinished calls to look for at the answer's end."""
 
 
 class AnswerReader:
-    """Splits the text of one answer, pushed in any pieces, into `AnswerPiece`s.
+    """Splits the text of one answer into `AnswerPiece`s as the text arrives.
 
     Marks are never part of a piece. An unparsable call becomes text with its marks. A call inside
-    reasoning ends the reasoning, since some models forget its end mark.
+    reasoning ends the reasoning, since some models forget the end mark of reasoning.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class AnswerReader:
         closes_thought: bool = False,
         new_id: Callable[[], str],
     ) -> None:
-        """With `opens_thought`, the prompt ends inside reasoning; with `closes_thought`, after it.
-        `new_id` generates ids for calls."""
+        """The prompt ends inside reasoning if `opens_thought`, and after reasoning if
+        `closes_thought`. `new_id` generates ids for tool calls."""
         self._many = chat.parallel_tool_calls
         self._headers = chat_format.headers
         self._may_call = chat.may_call
@@ -103,7 +103,7 @@ class AnswerReader:
         return self._reasoning_tokens
 
     def push(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[AnswerPiece]:
-        """Return the pieces that a token's `text` makes final; `text` may be empty."""
+        """Add the text of one token, which may be empty. Returns the answer's new pieces."""
         if self._done:
             return []
         thinking = self._part == "thought"
@@ -115,8 +115,8 @@ class AnswerReader:
     def finish(
         self, reason: AnswerReason, *, stopped: bool = False
     ) -> tuple[list[AnswerPiece], AnswerReason]:
-        """Return the last pieces, and the reason for the answer's end. Returns "tool_calls" only
-        if the calls are complete."""
+        """Return the answer's last pieces and its finish reason. The reason is "tool_calls" only if
+        the tool calls are complete."""
         pieces = [] if self._done else list(self._rest(cut=reason != "stop", stopped=stopped))
         by_itself = reason == "stop" or (reason == "cancelled" and self._done)
         self._done = True
@@ -183,7 +183,7 @@ class AnswerReader:
     # The beginning of an answer, or of a message
 
     def _begin_bare(self) -> bool:
-        """Begin a call or text. Returns False until the first characters show which."""
+        """Begin a call or text. Returns False until enough characters have arrived to decide."""
         held = self._found.held
         at = behind_space(held, 0)
         in_list = held.startswith(LIST_START, at)
@@ -204,7 +204,7 @@ class AnswerReader:
             self._found.look_for((headers.end,))
 
     def _read_header(self) -> bool:
-        """Read more of a header. Returns False if it needs more text."""
+        """Read more of a message's header. Returns False if the header needs more text."""
         headers = self._headers
         if headers is None:
             return False
@@ -381,8 +381,8 @@ def message_in(reader: AnswerReader, text: str) -> Message:
 
 
 class AnswerStream:
-    """Turns the engine's events of one request into pieces. Without a `reader`, the whole answer is
-    text."""
+    """Turns the engine's events of one request into pieces of the answer. Without a `reader`, the
+    whole answer is text."""
 
     def __init__(self, reader: AnswerReader | None) -> None:
         self._reader = reader
@@ -403,7 +403,7 @@ class AnswerStream:
         return 0 if self._reader is None else self._reader.reasoning_tokens
 
     def token(self, event: TokenEvent) -> list[AnswerPiece]:
-        """Return the pieces that the next token makes final."""
+        """Return the pieces of the answer that become final with the next token."""
         self.n_tokens += not self.done
         logprobs = () if event.logprob is None else (event.logprob,)
         if self._reader is not None:
@@ -411,7 +411,7 @@ class AnswerStream:
         return self._collect([TextDelta(event.text, logprobs)] if event.text or logprobs else [])
 
     def end(self, done: CompletedGeneration) -> tuple[list[AnswerPiece], AnswerReason]:
-        """Return the last pieces, and the reason for the answer's end."""
+        """Return the answer's last pieces and its finish reason."""
         if self._reader is None:
             return [], done.finish_reason
         stopped = done.stop_string is not None

@@ -1,4 +1,4 @@
-"""Splits a growing text at marks, and reads the calls in it."""
+"""Splits a growing answer at marks, and reads the tool calls in the answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TokenText:
         return TokenText(self.text + other.text, self.logprobs + moved)
 
     def split(self, at: int) -> tuple[TokenText, TokenText]:
-        """Split the text before character `at`. Each token goes where it begins."""
+        """Split the text before character `at`. A token belongs to the half in which it begins."""
         before = tuple(entry for entry in self.logprobs if entry[0] < at)
         rest = tuple((start - at, value) for start, value in self.logprobs if start >= at)
         return TokenText(self.text[:at], before), TokenText(self.text[at:], rest)
@@ -64,7 +64,7 @@ class MarkFinder:
         self.begin()
 
     def begin(self, *, fenced: bool = False) -> None:
-        """Begin a part of the answer; `fenced` says that it begins inside code."""
+        """Begin a part of the answer; `fenced` says that the part begins inside code."""
         self.line = self._start = ""
         self._n_quotes = 0
         self._fenced = fenced
@@ -97,8 +97,8 @@ class MarkFinder:
         )
 
     def take(self) -> tuple[TokenText, str | None]:
-        """Return the text before the next mark, and the mark. Without a mark, return the text that
-        cannot become one, and None."""
+        """Return the text before the next mark, and the mark. If no mark has arrived, the mark is
+        None, and the text cannot become one."""
         text = self._held.text
         at, mark = first_mark(self._marks, text)
         while mark is not None and self._opens_quote(text[:at]):
@@ -157,7 +157,7 @@ class Trimmer:
         return self._emitted
 
     def push(self, text: TokenText) -> TokenText:
-        """Return the text that is final."""
+        """Add `text`. Returns the text that is now final."""
         if self._after_mark:
             text = self._bare + text
             blank = len(text.text) - len(text.text.lstrip())
@@ -184,12 +184,12 @@ class Trimmer:
 
 
 _MOST_ENDS: Final = 64
-"""The most end marks to try, since each try parses the whole text."""
+"""The maximum number of end marks to try, since each try parses the whole text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """The calls between two marks, or the `problem` with them."""
+    """The tool calls between two marks, or the `problem` with these calls."""
 
     text: str = ""
     calls: tuple[WrittenCall, ...] = ()
@@ -201,7 +201,7 @@ class ReadCall:
 
 
 class CallText:
-    """Reads the calls of an answer."""
+    """Reads the tool calls of an answer."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self._syntax = syntax
@@ -223,12 +223,12 @@ class CallText:
             self._whole.push(calls.rest)
 
     def certain(self) -> list[CallPart]:
-        """Return the parts of calls that became final since the last call."""
+        """Return the parts of tool calls that are new and final."""
         certain, self._certain = self._certain, []
         return certain
 
     def next(self) -> ReadCall | None:
-        """Return the result once the calls end, else None."""
+        """Return the result if the tool calls have ended, else None."""
         if self._whole is not None:
             return self._done(self._whole.next())
         calls = self._streamed
@@ -236,8 +236,8 @@ class CallText:
         return self._done(ReadCall(rest=calls.rest)) if is_over else None
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
-        """Return the result when the answer ends; None outside calls. In a `cut` answer, calls
-        keep their finished parts."""
+        """Return the result at the answer's end; None outside tool calls. In a `cut` answer, tool
+        calls keep their finished parts."""
         if self._whole is None:
             calls = self._streamed
             self._certain += calls.finish(cut=cut, stopped=stopped)

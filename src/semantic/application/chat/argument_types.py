@@ -17,7 +17,7 @@ _ANY: Final[Kinds] = frozenset()
 _KINDS: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
 _CONTAINERS: Final[Kinds] = frozenset({"object", "array"})
 _MOST_SCHEMAS: Final = 200
-"""The most schemas to read for one argument, as references may be circular."""
+"""The maximum number of schemas to read for one argument, as references may be circular."""
 _LONGEST_LITERAL: Final = 1 << 16
 _NAMES: Final[dict[type, str]] = {
     bool: "boolean",
@@ -35,7 +35,7 @@ _LITERAL_ERRORS: Final = (ValueError, SyntaxError, TypeError, MemoryError, Recur
 
 class ArgumentTypes:
     def __init__(self, parameters: JsonSchema, *, untyped_is_text: bool = True) -> None:
-        """With `untyped_is_text`, an argument without a type is text, otherwise JSON."""
+        """An argument without a type is text if `untyped_is_text`, otherwise JSON."""
         found = parameters.get("properties")
         self._root = parameters
         self._properties = found if isinstance(found, Mapping) else {}
@@ -91,7 +91,7 @@ def with_types(parameters: JsonSchema) -> JsonSchema:
 
 
 def any_json(text: str) -> str | None:
-    """Return `text`, which is JSON or a Python literal, as JSON; None if it is malformed."""
+    """Return `text`, JSON or a Python literal, as JSON; None if the text is malformed."""
     return _json_of(text.strip(), frozenset(_KINDS))
 
 
@@ -140,7 +140,7 @@ def _at(root: JsonSchema, reference: str) -> object:
 
 
 def _json_of(text: str, kinds: Kinds) -> str | None:
-    """Return `text` as JSON; None if it has another type."""
+    """Return `text` as JSON; None if the JSON is not of the `kinds`."""
     word = _WORDS.get(text.lower())
     if word is not None:
         return word if _kind(json.loads(word)) in kinds else None

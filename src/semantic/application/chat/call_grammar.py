@@ -26,10 +26,10 @@ _TERMINALS = r"""TEXT: /(.|\n)*/
 WS: /[ \n\r\t]{0,4}/"""
 
 _CHOSEN: Final = {"$number": "/[0-9]{1,3}/", "$id": "/[a-zA-Z0-9]{9}/"}
-"""The parts before a call's arguments that the model chooses, with their regexes."""
+"""Regexes for the parts that the model chooses before a call's arguments."""
 
 MOST_FORCED_CALLS = 16
-"""The most calls in an answer that must contain calls, as a model may repeat them forever."""
+"""The maximum number of calls in an answer that must contain calls."""
 
 JSON_SPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
 """The schema option "x-guidance" that limits white space in JSON."""
@@ -80,7 +80,7 @@ class CallLanguage:
 
 
 def arguments_schema(tool: Tool) -> JsonSchema:
-    """Return the schema of a call's arguments, closed where possible."""
+    """Return the schema of a call's arguments, without further properties if possible."""
     return closed({**tool.parameters, **ANY_OBJECT})
 
 
@@ -282,8 +282,8 @@ _COMBINING = frozenset(
 
 
 def closed(schema: JsonSchema) -> JsonSchema:
-    """Return `schema` without further properties in objects, because a model may add them
-    without end."""
+    """Return `schema` with objects that allow only the listed properties. A model may add further
+    properties without end."""
     found = dict(schema)
     properties = found.get("properties")
     if isinstance(properties, Mapping):

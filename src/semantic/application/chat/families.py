@@ -35,7 +35,7 @@ class Family:
     silent: tuple[str, ...] = ()
 
     def written(self, calls: Sequence[tuple[str, object]]) -> str:
-        """Write `calls`, pairs of a name and arguments, in the family's form."""
+        """Write `calls` in the family's form. Each call is a name and its arguments."""
         if self.spelling is spellings.PYTHON:
             inner = ", ".join(f"{name}({_keywords(given)})" for name, given in calls)
             return f"{self.marks.start}[{inner}]{self.marks.end}"
@@ -314,8 +314,8 @@ def thought_of(template: str) -> Marks | None:
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """The parsers of calls and of reasoning that an operator chose. For None, the model's files
-    decide. Raises InvalidRequestError for an unknown name."""
+    """The parsers of calls and of reasoning that an operator chose. If a parser is None, the
+    model's files decide. Raises InvalidRequestError for an unknown name."""
 
     calls: str | None = None
     reasoning: str | None = None
@@ -331,7 +331,7 @@ class Parsers:
 
 
 def reasoning_parsers() -> Mapping[str, Marks]:
-    """Return the marks of reasoning, by the name of a parser."""
+    """Return the marks of reasoning of each parser, by the parser's name."""
     own = {name: one.thought for one in FAMILIES if one.thought for name in one.names}
     return own | {name: marks for names, marks in _THOUGHTS for name in names}
 

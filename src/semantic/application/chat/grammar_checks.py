@@ -22,10 +22,10 @@ from semantic.domain.identity import digest
 from semantic.ports.generation import GrammarProbe
 
 _REMEMBERED = 4096
-"""The number of results to remember."""
+"""The number of results of checks to remember."""
 _MAX_WAITING = 64
 _MAX_REFUSED = 3
-"""The refusals at which a request ends."""
+"""The number of refused grammars after which a request ends."""
 _RETRY_AFTER = 5
 """Retry-After, in seconds."""
 
@@ -34,12 +34,12 @@ class Verdicts:
     """The results of each tenant's recent checks. Thread-safe."""
 
     def __init__(self, most: int = _REMEMBERED) -> None:
-        """Remember at most `most` results."""
+        """Remember the results of at most `most` checks."""
         self._problems: FairLru[bytes, str] = FairLru(most)
         self._lock = threading.Lock()
 
     def problem(self, grammar: Grammar) -> str | None:
-        """Return the problem with `grammar`; "" if it is valid, None if unknown."""
+        """Return the problem with `grammar`; "" if the grammar is valid, None if it is unknown."""
         with self._lock:
             return self._problems.get(grammar.tenant, _key(grammar))
 
@@ -96,7 +96,7 @@ class GrammarChecks:
                 raise InvalidRequestError(problem)
 
     def close(self) -> None:
-        """Stop all checks. The last call."""
+        """Stop all checks. Call this last."""
         with self._lock:
             waiting = [check for queue in self._waiting.values() for check in queue]
             self._waiting.clear()

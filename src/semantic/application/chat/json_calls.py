@@ -15,7 +15,7 @@ from semantic.domain.errors import ToolCallError
 _NAMES: Final = ("name", "tool_name")
 _ARGUMENTS: Final = ("arguments", "parameters")
 _MAX_RENDERED_DEPTH: Final = 64
-"""The most levels of lists and objects in a call of the history, as templates recurse."""
+"""The maximum number of levels of lists and objects in a call of the history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class WrittenCall:
 
 
 def read_calls(text: str, names: Collection[str]) -> list[WrittenCall]:
-    """Return the calls that `text` contains as JSON. Raises ToolCallError if it has none."""
+    """Return the calls that `text` contains as JSON. Raises ToolCallError if the text has none."""
     try:
         value = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -55,7 +55,7 @@ def parse_arguments(arguments: str) -> object:
 
 
 def object_of(arguments: str) -> dict[str, object]:
-    """Return an object for malformed `arguments`: the complete part, or the whole text."""
+    """Return an object for malformed `arguments`: their complete part, or the whole text."""
     read = ObjectText()
     certain = read.push(arguments)
     if certain and not read.is_broken and not read.is_closed:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 MAX_DEPTH: Final = 50
-"""The most levels of lists and objects."""
+"""The maximum number of levels of lists and objects."""
 
 _SPACE: Final = re.compile(r"[ \t\n\r]+")
 _CHARACTERS: Final = re.compile(r'[^"\\\x00-\x1f]+')
@@ -28,8 +28,8 @@ _Next = Literal["object", "value", "first item", "key", "first key", "colon", "c
 
 
 class ObjectText:
-    """Checks the text of one JSON object, pushed in any pieces. The results of `push`, joined,
-    are the text up to the closing brace. After an error, `is_broken` is True."""
+    """Checks the text of one JSON object as it arrives. Joined, the results of `push` are the
+    object's text up to its closing brace. After an error, `is_broken` is True."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -57,7 +57,7 @@ class ObjectText:
         }
 
     def push(self, text: str) -> str:
-        """Return the part of the object that `text` makes final."""
+        """Add `text`. Returns the part of the object that is now final."""
         self._text += text
         while not self.is_closed and not self.is_broken and self._at < len(self._text):
             step = self._between if self._string is None else self._within
@@ -70,7 +70,7 @@ class ObjectText:
         return certain
 
     def closing(self, name: str | None = None, value: str = "") -> str:
-        """Return the text that closes the object, after a last member `name` if given."""
+        """Return the text that closes the object. If `name` is given, adds a last member."""
         end = '"' if self._string == "value" else ""
         end += "".join(reversed(self._closers[1:]))
         if not self._closers:
@@ -80,13 +80,13 @@ class ObjectText:
         return end + (", " if self._has_members else "") + _member(name, value) + "}"
 
     def reopening(self, name: str, value: str) -> str:
-        """Return the text of one more member, in place of the object's closing brace."""
+        """Return the text that replaces the object's closing brace to add a member."""
         return (", " if self._has_members else "") + _member(name, value) + "}"
 
     # Within strings
 
     def _within(self) -> bool:
-        """Read more of a string. Returns False if it needs more text."""
+        """Read more of a string. Returns False if the string needs more text."""
         found = _CHARACTERS.match(self._text, self._at)
         if found is not None:
             return self._in_string(found.group(), found.group())
@@ -129,7 +129,7 @@ class ObjectText:
     # Between strings
 
     def _between(self) -> bool:
-        """Read the next token. Returns False if it needs more text."""
+        """Read the next token. Returns False if the token needs more text."""
         space = _SPACE.match(self._text, self._at)
         if space is not None:
             return self._wait(space.group(), self._next)

@@ -26,7 +26,7 @@ from semantic.ports.serving import Ask, Prompt
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request ready for submission. `chat`, `replayed` and `parts` are None for a plain prompt.
-    With `opens_thought`, the prompt ends inside reasoning; with `closes_thought`, after it."""
+    The prompt ends inside reasoning if `opens_thought`, and after reasoning if `closes_thought`."""
 
     tokens: tuple[int, ...]
     max_tokens: int
@@ -39,12 +39,12 @@ class Prepared:
 
 
 _ALWAYS_TOKENIZED = 1 << 18
-"""The most characters of a prompt that is always tokenized, in up to 0.3 s."""
+"""The maximum length in characters of a prompt that is always tokenized, in up to 0.3 s."""
 _SAMPLED = 8
-"""Characters of a longer prompt to sample, per token of the context. Usual text has 2 or 3 per
-token."""
+"""The number of characters to sample from a longer prompt, per token of the context. Usual text has
+2 or 3 per token."""
 _DENSE = 2
-"""The most tokens in the sample, as a multiple of the context."""
+"""The maximum number of tokens in the sample, as a multiple of the context."""
 
 
 _MOST_MESSAGES = 1 << 15
@@ -56,8 +56,8 @@ _MOST_REFUSED = 1 << 14
 
 
 class Attachments:
-    """Refuses attachments that the model cannot read. "reject-once" refuses each only once,
-    since clients repeat their messages. Thread-safe."""
+    """Refuses attachments that the model cannot read. The policy "reject-once" refuses each
+    attachment once, since clients repeat messages. Thread-safe."""
 
     def __init__(self, policy: ImageInput) -> None:
         self._policy = policy
@@ -97,8 +97,8 @@ class Preparation:
         checks: GrammarChecks | None = None,
         image_input: ImageInput = "reject-once",
     ) -> None:
-        """`checks` tries unknown grammars in another process; `check_grammar` is the backend's
-        function. `longest_token` is in characters."""
+        """`checks` tries unknown grammars in another process, and `check_grammar` in this process.
+        `longest_token` is the length of the model's longest token in characters."""
         self._tokenizer = tokenizer
         self._format = chat_format
         self._replay = replay

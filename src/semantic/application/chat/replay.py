@@ -1,7 +1,7 @@
 """Verbatim replay: a known conversation continues with its earlier computed tokens.
 
 A template may render an answer as other tokens than the model generated. Replay therefore lets the
-template render only new messages, and takes earlier ones from recorded turns.
+template render only new messages, and takes earlier messages from recorded turns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from semantic.ports.chat import ChatFormat, RenderedChat
 from semantic.ports.store import TurnsPort
 
 _MAX_BYTES = 8 << 20
-"""The most bytes of tools' JSON to cache."""
+"""The maximum size in bytes of the cached JSON of tools."""
 
 
 class ToolSpellings:
@@ -49,8 +49,8 @@ class ToolSpellings:
     def first(
         self, tools: Sequence[Tool], texts: Sequence[bytes], scope: bytes, *, keep: bool = True
     ) -> tuple[Tool, ...]:
-        """Return `tools` in order, each in its first spelling in `scope`. Without `keep`,
-        records nothing."""
+        """Return `tools` in order, each in its first spelling in `scope`. Records spellings only if
+        `keep` is true."""
         found: list[Tool] = []
         with self._lock:
             for tool, text in zip(tools, texts, strict=True):
@@ -105,8 +105,8 @@ class Replay:
         *,
         is_owner: bool = True,
     ) -> None:
-        """`namespace` identifies the model's content. `ends` are the tokens that end an answer.
-        With `is_owner`, `close` also closes `turns`."""
+        """`namespace` identifies the model's content. `ends` are the tokens that end an answer. If
+        `is_owner`, `close` also closes `turns`."""
         self._format = chat_format
         self._ends = ends
         self._turns = turns
@@ -115,8 +115,8 @@ class Replay:
         self._spellings = ToolSpellings()
 
     def render(self, chat: Chat, tenant: str, *, keep: bool = True) -> Replayed:
-        """Return the conversation as tokens; without `keep`, record nothing. Raises
-        InvalidRequestError if the template refuses it."""
+        """Return the conversation as tokens. Records nothing if `keep` is false. Raises
+        InvalidRequestError if the template refuses the conversation."""
         name = tenant.encode("utf-8", "surrogatepass")
         owner = turns_owner(tenant)
         scope = digest("turns-v1", self._namespace, name)
@@ -153,7 +153,7 @@ class Replay:
     def record(
         self, replayed: Replayed, prompt: Sequence[int], message: Message, generated: Sequence[int]
     ) -> Future[None] | None:
-        """Record a turn with the answer `message`. Its tokens are `prompt`, then `generated`."""
+        """Record a turn with the answer `message`. The tokens are `prompt`, then `generated`."""
         return self._turns.put(
             Turn(
                 point_after(replayed.point, message, replayed.defaults),
@@ -178,7 +178,7 @@ class Replay:
     def _known(
         self, turns: _Turns, messages: Sequence[Message], numbers: Sequence[int]
     ) -> _Known | None:
-        """Return the tokens so far; None if they are unknown, or a message contradicts a turn."""
+        """Return the tokens of `turns`; None if unknown, or if a message contradicts a turn."""
         found: list[Turn] = []
         for number in reversed(numbers):
             turn = turns.ending_with(number)

@@ -27,8 +27,8 @@ _Part = Literal["start", "string", "after", "other"]
 
 
 class SpelledArguments(ABC):
-    """Converts a call's arguments, pushed in any pieces, to JSON. A value that the model's
-    parser refuses becomes a string."""
+    """Converts a call's arguments to JSON as their text arrives. A value that the model's parser
+    refuses becomes a string."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -48,20 +48,20 @@ class SpelledArguments(ABC):
 
     @abstractmethod
     def may_end(self, *, cut: bool, stopped: bool) -> bool:
-        """Return whether the arguments may end here, at a limit (`cut`) or a stop string
-        (`stopped`)."""
+        """Return whether the arguments may end here. `cut` means that the answer reached a limit,
+        `stopped` that it reached a stop string."""
 
     @abstractmethod
     def ending(self, *, at_mark: bool) -> str:
         """Return the JSON that ends an unfinished last argument, else "". `at_mark` says that the
-        end mark of the calls follows."""
+        end mark of the tool calls follows the arguments."""
 
     @abstractmethod
     def _step(self) -> bool:
-        """Read more text. Returns False if more has to arrive."""
+        """Read more text. Returns False if it needs more text."""
 
     def push(self, text: str) -> str:
-        """Return the JSON that `text` makes final."""
+        """Add `text`. Returns the JSON of the arguments that is now final."""
         self._text += text
         while not self.is_closed and not self.is_broken and self._step():
             pass
@@ -89,7 +89,7 @@ class SpelledArguments(ABC):
 
 
 class ListedArguments(SpelledArguments):
-    """Reads a call's arguments in a list."""
+    """Reads the arguments of a call in the form of a list of keys and values."""
 
     def __init__(self, spelling: CallList) -> None:
         super().__init__()

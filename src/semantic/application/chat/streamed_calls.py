@@ -20,7 +20,7 @@ Read = Literal["all", "some", "none"]
 """How much of an expected text has arrived."""
 
 LONGEST_SPACE: Final = 256
-"""The most white space in one place before the arguments, since every token reads it again."""
+"""The maximum length of white space before a call's arguments, since every token reads it again."""
 _LONGEST_NAME: Final = 200
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
@@ -46,7 +46,7 @@ _DECODER: Final = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class FoundHead:
-    """A call's start in a text, as far as it has arrived. The arguments begin at `end`."""
+    """The start of a tool call, which may be incomplete. The arguments begin at `end`."""
 
     read: Read
     head: CallHead = OBJECT_HEAD
@@ -55,7 +55,7 @@ class FoundHead:
 
 
 def find_head(heads: Iterable[CallHead], text: str, at: int) -> FoundHead:
-    """Return the call's start at position `at`, or else the longest part of one."""
+    """Return the start of a call at position `at`, or else the longest incomplete start."""
     founds = [_find(head, text, at) for head in heads]
     whole = next((found for found in founds if found.read == "all"), None)
     some = [found for found in founds if found.read == "some"]
@@ -64,7 +64,7 @@ def find_head(heads: Iterable[CallHead], text: str, at: int) -> FoundHead:
 
 
 def find_step(steps: tuple[str, ...], text: str, at: int) -> tuple[Read, int]:
-    """Look for one of `steps` after white space; return how much has arrived, and its end."""
+    """Look for one of `steps` after white space; return how much of it has arrived, and its end."""
     begins, at = at, behind_space(text, at)
     if at - begins > LONGEST_SPACE:
         return "none", at
@@ -146,7 +146,7 @@ class CallSyntax:
         return (self.marks.end, *own) if self.marks.end else own
 
     def heads(self, *, in_list: bool) -> tuple[CallHead, ...]:
-        """Return the possible starts of a call, inside a list if `in_list`."""
+        """Return the possible starts of a call. `in_list` says that the call is inside a list."""
         spelling = self.spelling
         if spelling is None or spelling.in_list != in_list:
             return (OBJECT_HEAD, TYPED_HEAD)
@@ -176,8 +176,8 @@ _BETWEEN: Final = ("}", "]")
 
 
 class StreamedCalls:
-    """Reads the calls in the text after a start mark, pushed in any pieces. `is_known` says
-    whether the reader can stream them; None while undecided. `rest` is the unread text."""
+    """Reads the tool calls after a start mark as their text arrives. `is_known` says whether the
+    reader can stream the calls; None while undecided."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self.is_known: bool | None = None
@@ -214,7 +214,7 @@ class StreamedCalls:
         return self.is_strange and self._text.startswith("{", behind_space(self._text, self._at))
 
     def push(self, text: str) -> list[CallPart]:
-        """Return the parts of calls that `text` makes final."""
+        """Add `text`. Returns the parts of tool calls that are now final."""
         self._text += text
         while not self.is_ended and not self.is_strange and self.is_known is not False:
             step = self._find_call if self._arguments is None else self._read_arguments
@@ -224,8 +224,8 @@ class StreamedCalls:
         return self._taken()
 
     def finish(self, *, cut: bool, stopped: bool) -> list[CallPart]:
-        """Return the last parts when the answer ends. An unfinished call keeps its finished
-        part."""
+        """Return the last parts of tool calls when the answer ends. An unfinished call keeps the
+        part that is final."""
         if self._arguments is not None:
             self._end_open(self._arguments, cut=cut, stopped=stopped)
         elif cut and not self.is_ended and self.is_known is not False:

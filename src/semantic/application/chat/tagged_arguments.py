@@ -16,7 +16,7 @@ from semantic.domain.stop_strings import first_mark
 from semantic.ports.chat import CallTags
 
 _LONGEST_KEY: Final = 256
-"""The most characters of a key, and of the white space between two arguments."""
+"""The maximum length in characters of a key, and of white space between two arguments."""
 _BLANK: Final = re.compile(r"(?:\s|\\n)*")
 """White space between arguments; some models write a line break as two characters."""
 
@@ -24,7 +24,7 @@ _State = Literal["between", "key", "value", "end"]
 
 
 class TaggedArguments(SpelledArguments):
-    """Reads the arguments of one call in tags, pushed in any pieces."""
+    """Reads the arguments of one call in tags as their text arrives."""
 
     def __init__(self, tags: CallTags, types: ArgumentTypes) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class TaggedArguments(SpelledArguments):
         return True
 
     def _key_at(self, at: int) -> re.Match[str] | Literal[False] | None:
-        """Return the match of a key. False if it is missing, None if more text has to arrive."""
+        """Return the match of a key. False if the key is missing, None if the text is too short."""
         tags = self._tags
         near = self._text[at : at + _LONGEST_KEY]
         end, mark = first_mark((tags.key_end, tags.end), near)

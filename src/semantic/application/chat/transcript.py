@@ -1,6 +1,6 @@
 """Transcript: the messages of an agent's conversation, in the last line of its note.
 
-With it, another process can continue the conversation.
+Another process can continue the conversation with the transcript.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _TEXTS: Final = ("content", "reasoning", "tool_call_id", "name")
 _FIELDS: Final = frozenset({"role", "tool_calls", *_TEXTS})
 _CALL_FIELDS: Final = ("id", "name", "arguments")
 MAX_TRANSCRIPT: Final = 1 << 19
-"""The most characters of a transcript, since each turn saves it."""
+"""The maximum number of characters in a transcript. Each turn saves its transcript."""
 
 
 def transcript_of(messages: Sequence[Message]) -> str:
-    """Return a line of JSON that `messages_in` reads; "" if it is too long."""
+    """Return a line of JSON that `messages_in` reads; "" if the line is too long."""
     fields = {_MESSAGES: [_written(message) for message in messages]}
     text = json.dumps(fields, ensure_ascii=False)
     return text if len(text) <= MAX_TRANSCRIPT else ""
 
 
 def messages_in(note: str) -> tuple[Message, ...] | None:
-    """Return the messages in a note, or None. The last one must be from the user or a tool."""
+    """Return the messages in a note, or None. The last message must be from the user or a tool."""
     line = note.rpartition("\n")[2]
     if not line.startswith(_START):  # other texts may be long
         return None
@@ -44,7 +44,7 @@ def messages_in(note: str) -> tuple[Message, ...] | None:
 
 
 def message_of(given: object) -> Message:
-    """Return `given` as a message. It may be an object with the same fields. Raises
+    """Return `given` as a message. `given` may be an object with a message's fields. Raises
     InvalidRequestError for anything else."""
     if isinstance(given, Message):
         return given

@@ -13,12 +13,12 @@ from semantic.domain.fair_share import FairLru
 from semantic.ports.store import SharedTurnsPort, TurnsPort
 
 _TURN_BYTES = 768
-"""Bytes of a turn in addition to its tokens."""
+"""The size of a turn in bytes, without its tokens."""
 
 _QUEUE_BYTES = 16 << 20
-"""The most bytes of turns that wait for the disk."""
+"""The maximum size in bytes of turns that wait for the disk."""
 _CLOSE_SECONDS = 2.0
-"""The most seconds that `close` waits for writes: another process may lock the file."""
+"""The maximum number of seconds that `close` waits for writes."""
 _ANY = ""
 """The tenant of all turns: a point does not reveal its tenant."""
 _UPLOADS = 8
@@ -57,7 +57,7 @@ class Writes:
         return begun
 
     def close(self) -> None:
-        """Drop waiting writes, and wait for the running ones."""
+        """Drop waiting writes, and wait for the running writes."""
         with self._lock:
             self._is_closed = True
         self._threads.shutdown(cancel_futures=True)
@@ -80,7 +80,7 @@ class TurnCache:
         close_seconds: float = _CLOSE_SECONDS,
         shared: SharedTurnsPort | None = None,
     ) -> None:
-        """Queue at most `queue_bytes` of turns for the disk, and as many for uploads."""
+        """Queue at most `queue_bytes` of turns for the disk, and the same amount for uploads."""
         self._below = below
         self._shared = shared
         self._writer = Writes(1, queue_bytes, "turns")
