@@ -18,15 +18,15 @@ _POOLS = 4
 
 _MIN_RETRY, _MAX_RETRY = 1, 60
 _DEFAULT_RETRY = 10
-"""The least, the most and the first value of Retry-After, in seconds."""
+"""The minimum, maximum and first value of Retry-After, in seconds."""
 _MEASURED = 32
-"""The number of latest departures that determine the rate."""
+"""The number of latest departures from the queue that determine its rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The most requests in the queue, and the most bytes of their caches. With `shared`, a
-    tenant leaves a part of each free. Raises InvalidRequestError for a limit below 1."""
+    """Limits on the number of queued requests and on the bytes of their caches. If `shared`, a
+    tenant leaves a part of each limit free. Raises InvalidRequestError for a limit below 1."""
 
     max_waiting: int = 256
     max_waiting_bytes: int | None = None
@@ -74,7 +74,7 @@ class Admission:
 
     def enter(self, submission: Hashable, n_tokens: int, tenant: str = "") -> None:
         """Add a request of at most `n_tokens`. Raises OverloadedError if the queue is full, and
-        TenantLimitError if the tenant's part is full."""
+        TenantLimitError if the tenant's part of the queue is full."""
         n_bytes = self._spec.bytes_for(n_tokens)
         with self._lock:
             if self._waiting and not (self._requests.fits(1) and self._bytes.fits(n_bytes)):

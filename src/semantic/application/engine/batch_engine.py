@@ -37,7 +37,7 @@ from semantic.ports.generation import BatchBackend, Clock, EngineEvent, StepObse
 from semantic.ports.store import StorePort
 
 _LOAD_WAIT = 0.02
-"""Seconds that a step without other work waits for a load."""
+"""The seconds that a step without other work waits for a load."""
 
 
 class BlockPoolBatchEngine:
@@ -185,8 +185,8 @@ class BlockPoolBatchEngine:
     def share(
         self, others_work: Callable[[], bool], numbers: Iterator[int], *, by_tenants: bool
     ) -> None:
-        """Share the thread with other engines. Chunks are short while `others_work` returns
-        True. With `by_tenants`, no tenant may fill the batch."""
+        """Share the thread with other engines. Chunks are short while `others_work` returns True.
+        If `by_tenants`, no tenant may fill the batch."""
         self._others_work, self._numbers = others_work, numbers
         self._scheduler.is_shared = by_tenants
 
@@ -210,7 +210,7 @@ class BlockPoolBatchEngine:
 
     @property
     def waiting(self) -> frozenset[str]:
-        """The uids of requests without blocks, new or preempted."""
+        """The uids of new and preempted requests, which hold no blocks."""
         return self._scheduler.waiting.uids
 
     @property
@@ -243,8 +243,8 @@ class BlockPoolBatchEngine:
         return Counter() if self._prefixes is None else self._prefixes.restored_bytes
 
     def evict_idle(self, n_bytes: int, room: int = sys.maxsize) -> bool:
-        """Evict `n_bytes` of idle caches; return whether this returned memory to the system. May
-        use `room` bytes for it."""
+        """Evict `n_bytes` of idle caches; return whether this returned memory to the system. The
+        eviction may use `room` bytes."""
         moves = not self._model.returns_memory
         with self._lock:
             least = self.pool.used_bytes - n_bytes

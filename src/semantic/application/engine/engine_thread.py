@@ -39,7 +39,7 @@ _RETRY_AFTER = 5
 _NO_MEMORY = "the process has reached its memory limit; running requests must finish first"
 
 _SUBMISSIONS_PER_STEP, _ACCEPT_SECONDS = 16, 0.02
-"""The most submissions, and the most seconds, to accept per step."""
+"""The maximum number of submissions to accept per step, and the time limit in seconds."""
 
 
 def _ignore(_: object) -> None:
@@ -48,7 +48,7 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """The order to stop. Running requests may finish until `deadline`; None sets no limit."""
+    """The order to stop. Running requests may finish until `deadline`. None sets no deadline."""
 
     deadline: float | None
 
@@ -118,9 +118,9 @@ class EngineThread:
         return self._reason
 
     def stop(self, *, drain: bool = True, timeout: float | None = None) -> bool:
-        """Refuse new requests, end the others and save every agent; return whether the thread has
-        ended. With `drain`, requests may finish within `timeout` seconds. A second call cancels
-        them at once."""
+        """Refuse new requests, end running requests and save every agent; return whether the thread
+        has ended. If `drain`, running requests may finish within `timeout` seconds. A second call
+        cancels them at once."""
         with self._changed:
             again = self._stop is not None
             seconds = timeout if drain and not again else 0.0
@@ -218,7 +218,7 @@ class EngineThread:
         return self._engine is not None and self._engine.evict_idle(n_bytes, room)
 
     def _advance(self) -> bool:
-        """Do one slice of work; return False if the engine must stop."""
+        """Do one slice of the engine's work; return False if the engine must stop."""
         engine = self._engine
         if engine is None:
             return self._build_on()
@@ -233,7 +233,7 @@ class EngineThread:
         return True
 
     def _build_on(self) -> bool:
-        """Build one slice; return False if `stop` ended the build early."""
+        """Do one slice of the build; return False if `stop` ended the build early."""
         if self._building is None:
             built = self._build()
             if isinstance(built, BlockPoolBatchEngine):
@@ -300,7 +300,7 @@ class EngineThread:
         return None
 
     def _accept(self, engine: BlockPoolBatchEngine, handle: RequestHandle) -> Failure | None:
-        """Submit to the engine; return the exception that broke it, or None."""
+        """Submit the request of `handle`; return the exception that broke the engine, or None."""
         if not handle.accepted.set_running_or_notify_cancel():
             self._dequeue(handle)
             return None

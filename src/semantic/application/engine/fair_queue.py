@@ -14,11 +14,11 @@ from typing import TypeAlias
 from semantic.application.request import Request
 
 _MAX_PASSED = 8
-"""The most requests that may overtake a request that does not fit."""
+"""The maximum number of requests that may overtake a request that does not fit."""
 _MAX_TRIED = 8
-"""The most requests to try per admission, since each try searches the idle caches."""
+"""The maximum number of requests to try per admission. Each try searches the idle caches."""
 _PER_PRIORITY = 256
-"""The admissions that one level of priority is worth. A lower priority thus does not wait
+"""The number of admissions that one level of priority is worth. A lower priority thus does not wait
 forever."""
 
 
@@ -128,8 +128,8 @@ class FairQueue:
         admit: Callable[[Request], bool],
         may_run: Callable[[str], bool] = lambda _: True,
     ) -> Request | None:
-        """Remove and return the first request that `admit` accepts, or None. `may_run` must accept
-        its tenant, unless the request is preempted."""
+        """Remove and return the first request that `admit` accepts, or None. Unless the request is
+        preempted, `may_run` must accept its tenant."""
         tried: list[_Place] = []
         for place in islice(self._in_order(running), _MAX_TRIED):
             if place.rank != _PREEMPTED and not may_run(place.request.tenant):

@@ -19,11 +19,11 @@ _INTERVAL = 0.25
 _PARTS = 16
 """The number of equal parts of the limit, of which one stays free."""
 _CALM = 60.0
-"""Seconds without pressure after which a report says that it is over."""
+"""The seconds without pressure after which a report says that the pressure is over."""
 _FORGET = 0.98
-"""The factor for the largest rise at each measurement, which halves it in about 9 s."""
+"""The factor for the largest rise of memory at each measurement: a half-life of about 9 s."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 64.0
-"""Seconds for which memory must suffice before a size doubles."""
+"""The first and the longest time in seconds for which memory must suffice before a size doubles."""
 _LASTING = ("chunks", "batch", "requests")
 """The measures that last until the guard reverses them."""
 _GIB = 1 << 30
@@ -52,12 +52,12 @@ class Narrowing:
         self.times = 0
 
     def of(self, size: int) -> int:
-        """Return `size`, halved `times` times, but at least 1."""
+        """Return `size` after `times` halvings, but at least 1."""
         return max(1, size >> self.times)
 
 
 class MemoryGuard:
-    """Frees caches while almost all of `max_bytes` is in use, then narrows chunks and batch. A
+    """Frees caches while almost all of `max_bytes` is in use. Then narrows chunks and the batch. A
     running request keeps its memory. For one thread only, except `is_exceeded` and `figures`."""
 
     def __init__(
@@ -69,8 +69,8 @@ class MemoryGuard:
         report: Callable[[str], None],
         most: int | None = None,
     ) -> None:
-        """`report` receives lines of text about memory pressure. `most` is the highest limit, in
-        bytes, that `limit` accepts."""
+        """`report` receives lines of text about memory pressure. `most` is the highest limit that
+        `limit` accepts, in bytes."""
         self.max_bytes = self._first = max_bytes
         self._most = most
         self._rise = 0.0
@@ -105,7 +105,7 @@ class MemoryGuard:
         self._order.append((name, free))
 
     def lacks_room(self) -> int | None:
-        """Return the bytes in use if there is no memory for a first request, else None."""
+        """Return the bytes in use if memory is too short for a first request, else None."""
         used = self._memory.in_use()
         self._least = used + 2 * used // (_PARTS - 2)
         return used if used > self.max_bytes - self._part else None
@@ -156,11 +156,11 @@ class MemoryGuard:
         self._tell(now, used, taken)
 
     def left(self) -> int:
-        """Return the bytes below the limit that are free."""
+        """Return the number of free bytes below the limit."""
         return max(0, self._limit - self._memory.in_use())
 
     def room(self, n_bytes: int) -> int:
-        """Return how many of `n_bytes` the caller may use temporarily. Frees caches as needed."""
+        """Return the part of `n_bytes` that the caller may use briefly. Frees caches as needed."""
         most = self._limit - self._part // 2
         if n_bytes <= self._part // 4:
             return n_bytes
@@ -281,7 +281,7 @@ class StepMemory:
         self._measured: dict[int, _Measured] = {}  # by the power of two of the context
 
     def observe(self, n_tokens: int, context: int, n_bytes: int) -> None:
-        """Record the memory of a pass over `n_tokens` up to position `context`; 0 is unknown."""
+        """Record that a pass over `n_tokens` up to `context` needed `n_bytes`. Ignores 0 bytes."""
         if n_tokens < 1 or n_bytes < 1:
             return
         place = context.bit_length()
@@ -292,7 +292,7 @@ class StepMemory:
         self._measured[place] = _Measured(per_token, context)
 
     def expected(self, n_tokens: int, context: int) -> int:
-        """Return the bytes that a pass up to position `context` will need; 0 if unknown."""
+        """Return the bytes that a pass up to position `context` will need; 0 if this is unknown."""
         place = context.bit_length()
         lower = [at for at in self._measured if at <= place]
         nearest = max(lower) if lower else min(self._measured, default=None)

@@ -11,35 +11,34 @@ from typing import NamedTuple
 from semantic.application.engine.memory_guard import Narrowing
 
 _NEW_WEIGHT = 0.5
-"""The weight of the newest measurement. Chunks get slower towards the end of a long prompt, and an
-average would lag."""
+"""The weight of the newest measurement. Chunks get slower towards the end of a long prompt."""
 _MARGIN = 0.85
 """The fraction of the target gap to plan for."""
 _FIRST_PASSES = 4
-"""The first passes, in which a higher rate counts at once."""
+"""The number of first passes in which a higher rate counts at once."""
 _FIXED_SAMPLES = 8
-"""The recent small passes whose median is the fixed cost."""
+"""The number of recent small passes whose median is the fixed cost."""
 _SMALL = 16
 """A pass of at most `largest / _SMALL` tokens shows the fixed cost."""
 _ASSUMED_BESIDE = 0.25
-"""The first estimate for a token of another prompt, as a fraction of a token alone."""
+"""The first estimate of the cost of another prompt's token, relative to a token alone."""
 _FIRST_BESIDE = 3
-"""The most other prompts in the first shared pass."""
+"""The maximum number of other prompts in the first shared pass."""
 _WORTH = 0.25
-"""The fraction of a pass that a shared pass must save."""
+"""The fraction of a pass's time that a shared pass must save."""
 _FORGOTTEN = 0.995
-"""The factor for the cost of other prompts' tokens after each pass. The budget thus measures it
-again."""
+"""The factor for the cost of other prompts' tokens after each pass. The budget thus measures this
+cost again."""
 _SIZES = tuple(size for k in range(4, 24) for size in (1 << k, 3 << (k - 1)))
-"""The sizes of chunks that do not end a prompt. Few, because a device may need long to plan for a
-new shape."""
+"""The possible sizes of chunks that do not end a prompt. A device may need long to plan for a new
+shape."""
 
 SIZES_BESIDE = (2, 3, 4, 6, 8, 12, *_SIZES)
 """The possible tokens per prompt in a pass over several prompts."""
 
 
 class MeasuredPass(NamedTuple):
-    """A pass over `n_tokens` of one prompt and `n_beside` tokens of others."""
+    """A pass over `n_tokens` of one prompt and `n_beside` tokens of other prompts."""
 
     n_tokens: int
     seconds: float
@@ -62,7 +61,7 @@ class PassCost:
     further prompt costs `beside / rate`."""
 
     def __init__(self, largest: int) -> None:
-        """`largest` is the most tokens of a pass."""
+        """`largest` is the maximum number of tokens in a pass."""
         self._small = max(1, largest // _SMALL)
         self._passes = 0
         self._samples: deque[float] = deque(maxlen=_FIXED_SAMPLES)
@@ -74,8 +73,8 @@ class PassCost:
     def observe(
         self, n_tokens: float, seconds: float, *, limited: bool, n_beside: float = 0.0
     ) -> None:
-        """Learn from a pass over `n_tokens` of a sequence and `n_beside` other tokens. `limited`
-        says that more tokens remained to compute."""
+        """Learn from a pass over `n_tokens` of a prompt and `n_beside` tokens of other prompts.
+        `limited` says that more tokens remained to compute."""
         if seconds <= 0:
             return
         if n_beside and self.rate is not None:
@@ -136,7 +135,7 @@ class PrefillBudget:
 
     @property
     def rate(self) -> float | None:
-        """Prompt tokens per second, without the fixed cost; None before the first chunk."""
+        """The prompt tokens per second, without the fixed cost; None before the first chunk."""
         return self._cost.rate
 
     def seconds(self, n_tokens: int) -> float | None:
@@ -147,8 +146,8 @@ class PrefillBudget:
         )
 
     def beside(self, chunks: Sequence[int], left: int, *, even: bool) -> SharedPass | None:
-        """Return the pass over several prompts that saves most time, or None. With `even`, all
-        prompts have equally many tokens."""
+        """Return the pass over several prompts that saves most time, or None. If `even`, the pass
+        has equally many tokens of each prompt."""
         rate = self._cost.rate
         if rate is None or len(chunks) <= 1:
             return None
@@ -184,12 +183,12 @@ class PrefillBudget:
 
     @property
     def smallest(self) -> int:
-        """The fewest tokens of a shortened pass."""
+        """The minimum number of tokens in a shortened pass."""
         return self._smallest
 
     @property
     def largest(self) -> int:
-        """The most tokens of a pass now."""
+        """The maximum number of tokens in a pass now."""
         if self.narrowing is None:
             return self._largest
         return max(self._smallest, self.narrowing.of(self._largest))
@@ -197,7 +196,7 @@ class PrefillBudget:
     def tokens_left(
         self, n_prefilled: int, passes: int, *, decoding: int, prompts: int, concurrent: bool
     ) -> int:
-        """Return the number of prompt tokens, possibly 0, for one more pass of a step."""
+        """Return the number of prompt tokens for one more pass of a step. It may be 0."""
         total = self._total(passes + 1, decoding, prompts, concurrent=concurrent)
         return min(total - n_prefilled, self.largest)
 

@@ -20,7 +20,7 @@ from semantic.domain.fair_share import FairRoom
 from semantic.ports.generation import Clock, StepObserver
 
 _PARTS = 7
-"""The part of a shared batch for one tenant: this many times the places that stay free."""
+"""A tenant may take this many places in a shared batch for each place that stays free."""
 _LONGEST_WAITING_EVERY = 4
 """Every fourth chunk goes to the request that has waited longest. Short prompts thus cannot starve
 a long one."""
@@ -41,8 +41,8 @@ class PrefillOrder:
     def next(
         self, requests: Sequence[Request], behind: Sequence[tuple[Request, Request | None]] = ()
     ) -> Request | None:
-        """Return the request to prefill next. `behind` has pairs of a request and the one it
-        waits for."""
+        """Return the request to prefill next. `behind` has pairs of a request and the request that
+        it waits for."""
         numbers = {request.number for request in requests}
         here = {request.owner for request in requests}
         self._computed = {owner: self._computed.get(owner, 0) for owner in here}
@@ -66,7 +66,7 @@ class PrefillOrder:
         return min(self._first_of_tenants(requests), key=self._least_computed, default=None)
 
     def by_least_computed(self, requests: Sequence[Request]) -> list[Request]:
-        """Return `requests` in the order of prefill, after a call of `next` with them."""
+        """Return `requests` in the order of prefill. Call `next` with the same requests first."""
         return sorted(requests, key=self._least_computed)
 
     def account(self, request: Request, n_tokens: int, *, same_pass: bool = False) -> None:
@@ -102,7 +102,7 @@ _CONCURRENT_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Step:
-    """Measurements of one engine step. Costs are in tokens of a prompt alone."""
+    """Measurements of one engine step. Costs are relative to a token of a prompt alone."""
 
     started: float
     decoding: int
@@ -117,7 +117,7 @@ class Step:
 
 
 class Chunk(NamedTuple):
-    """A request to prefill, and the most tokens to compute."""
+    """A request to prefill, and the maximum number of tokens to compute."""
 
     request: Request
     limit: int
@@ -140,7 +140,7 @@ class Prompts(Protocol):
         """Return whether one pass can compute the rest of this prompt with other prompts."""
 
     def side_by_side(self, request: Request, limit: int) -> int:
-        """Return the tokens of the next chunk if other prompts can share the pass; else 0."""
+        """Return the next chunk's size in tokens if other prompts can share the pass, else 0."""
 
 
 class Scheduler:
@@ -227,7 +227,7 @@ class Scheduler:
     # Prefill
 
     def begin_step(self, *, others: bool = False) -> Step:
-        """Begin to measure a step. `others` says that other engines wait for its end."""
+        """Begin to measure a step. `others` says that other engines wait for the step's end."""
         now = self._clock()
         decoding = self.in_phase(Phase.DECODE)
         return Step(
@@ -325,7 +325,7 @@ class Scheduler:
     def prefilled(
         self, step: Step, n_tokens: Sequence[tuple[Request, int]], n_bytes: int = 0
     ) -> None:
-        """Record a pass that computed `n_tokens` and needed `n_bytes` of memory, 0 if unknown."""
+        """Record a pass that computed `n_tokens`. It needed `n_bytes` of memory, 0 if unknown."""
         longest = max((request.computed for request, _ in n_tokens), default=0)
         self._memory.observe(sum(n for _, n in n_tokens), longest, n_bytes)
         total, n_beside = sum(n for _, n in n_tokens), 0
@@ -391,7 +391,7 @@ class RecentConcurrency:
         self._until = float("-inf")
 
     def observe(self, n_requests: int, now: float) -> bool:
-        """Record the number of active requests; return whether more may come."""
+        """Record the number of active requests; return whether more requests may come."""
         if n_requests > 1:
             self._until = now + _CONCURRENT_SECONDS
         return now < self._until

@@ -38,8 +38,8 @@ class Sequences:
         self._requests: dict[SequenceId, Request] = {}
 
     def open(self, request: Request) -> None:
-        """Open an admitted request's sequence, from its cache if it has one. A request with a
-        stored prefix begins in phase LOAD. Raises BackendError."""
+        """Open an admitted request's sequence, from the request's cache if there is a cache. A
+        request with a stored prefix begins in phase LOAD. Raises BackendError."""
         sequence = self._restored(request)
         if sequence is None:
             sequence = self._model.open(request.capacity)
@@ -73,7 +73,7 @@ class Sequences:
             self._model.reserve(request.sequence, request.capacity)
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[Prefilled]:
-        """Compute chunks of opened requests together. A request without tokens left begins to
+        """Compute chunks of opened requests together. A request whose prompt is computed begins to
         decode."""
         before = [chunk.request.computed for chunk in chunks]
         if len(chunks) > 1:
@@ -97,7 +97,7 @@ class Sequences:
 
     def pause(self, request: Request) -> int:
         """Take a decoding request out of the batch; return the number of tokens in its sequence.
-        Raises BackendError, also for NaN or infinite values."""
+        Raises BackendError if the backend fails, or for NaN or infinite values."""
         if request.sequence is None:
             raise AssertionError("cannot decode a request that is not open")
         sampled = self._model.pause(request.sequence)
@@ -138,7 +138,7 @@ class Sequences:
         return self._model.pads_chunks
 
     def side_by_side(self, request: Request, limit: int) -> int:
-        """Return the tokens of the next chunk if other prompts can share the pass; else 0."""
+        """Return the next chunk's size in tokens if other prompts can share the pass, else 0."""
         if request.sequence is None or request.scoring:
             return 0
         n_tokens = request.next_stop(limit, self._checkpoint_at(request)) - request.computed
@@ -176,8 +176,8 @@ class Sequences:
             self._prefixes.discard(request)
 
     def extract(self, request: Request) -> AgentBlocks | None:
-        """Turn the request's sequence into an idle cache, and save it. Returns None, without a
-        save, if it is empty or `keep` is off. Saves nothing with NaN or infinite values."""
+        """Turn the request's sequence into an idle cache, and save it. Returns None if the sequence
+        is empty or `keep` is off. Saves no sequence with NaN or infinite values."""
         sequence = request.sequence
         if sequence is None:
             return None
@@ -314,7 +314,7 @@ class Sequences:
             return  # not saved; the request continues
 
     def _save(self, request: Request, *, ends_turn: bool = False) -> int | None:
-        """Save the sequence; return the number of saved tokens, None for NaN or infinite values."""
+        """Save the sequence; return its length in tokens, or None for NaN or infinite values."""
         prefixes = self._prefixes
         if request.sequence is None or (prefixes is not None and prefixes.is_loading(request)):
             return 0

@@ -50,7 +50,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _MOST_WAIT, _FEWEST_TURNS = 0.25, 4
-"""The seconds, and the turns of others, after which a waiting lane comes first."""
+"""The seconds and the number of other lanes' turns after which a waiting lane comes first."""
 _REST = 2.0
 """Seconds that an exiting process waits for a turn to end."""
 _MORE_THAN_A_PIPE = 1 << 21
@@ -69,11 +69,11 @@ class Lane(Protocol):
         """The number of the lane's requests; None while its engine is built."""
 
     def turn(self) -> bool:
-        """Do one slice of work; return False at the end. Raises nothing."""
+        """Do one slice of the lane's work. Returns False if the lane has ended. Raises nothing."""
 
     def evict_idle(self, n_bytes: int, room: int) -> bool:
-        """Evict `n_bytes` of idle caches; return whether this freed memory. Uses at most `room`
-        bytes."""
+        """Evict `n_bytes` of idle caches; return whether this freed memory. The eviction uses at
+        most `room` bytes."""
 
 
 class StepLoop:
@@ -110,8 +110,8 @@ class StepLoop:
         return result
 
     def rest(self, seconds: float = _REST) -> bool:
-        """Block the thread for good, so that the process can exit. Returns False on a timeout
-        after `seconds`."""
+        """Block the thread for good, so that the process can exit. Returns False if the thread is
+        still busy after `seconds`."""
         with self.changed:
             self._parking = self._parking or os.pipe()
             self.changed.notify_all()
@@ -207,7 +207,7 @@ class FairTurns(Generic[K]):
         return min(self._had, key=self._had.__getitem__)
 
     def account(self, key: K, seconds: float, weight: float) -> None:
-        """Record a turn of `seconds`."""
+        """Record a turn of `key` that took `seconds`."""
         self._had[key] += seconds / weight
         for one, wait in self._waits.items():
             wait.seconds += seconds

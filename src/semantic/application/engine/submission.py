@@ -15,9 +15,9 @@ from semantic.domain.value_objects import CompletedGeneration, SamplingParams, T
 from semantic.ports.generation import BatchBackend, EngineEvent, Tokenizer
 
 _MAX_ALTERNATIVES = 100
-"""The most alternatives per token, because they take memory."""
+"""The maximum number of alternatives per token."""
 _MAX_NOTE = 1 << 20
-"""The most characters of a note, since each turn saves it."""
+"""The maximum number of characters in a note."""
 
 
 class RequestValidator:
@@ -170,7 +170,7 @@ class Submission:
 
     @property
     def max_total_tokens(self) -> int:
-        """The length of prompt and answer together, at most, for a prompt of token ids."""
+        """The maximum length of prompt and answer together, for a prompt of token ids."""
         return len(self.prompt) + self.max_tokens
 
 
