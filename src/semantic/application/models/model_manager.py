@@ -71,12 +71,12 @@ class ModelLoader(Protocol):
     """Loads the models of a server."""
 
     async def size(self, name: str) -> tuple[int, Weights | None]:
-        """Return the bytes and weights of a model. The last load measured them, else they are
-        estimates. Raises SemanticError."""
+        """Return the size in bytes and the weights of a model. They are estimates before the first
+        load. Raises SemanticError."""
 
     async def load(self, name: str, room: int) -> tuple[RunnableServing, Weights | None]:
-        """Load the model `name`; return it with its measured weights. Raises
-        WeightsTooLargeError if they need more than `room` bytes, or SemanticError."""
+        """Load the model `name`; return it with its measured weights. Raises WeightsTooLargeError
+        if the weights need more than `room` bytes, or SemanticError."""
 
     async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ServedModel:
         """Download a hub model without reading its weights. See `ModelsPort.fetch`."""
@@ -126,7 +126,7 @@ class ModelManager:
         self._tasks.append(asyncio.create_task(self._run()))
 
     def preload(self, names: Sequence[str]) -> None:
-        """Load the models with the ids `names` in the background, as far as they fit."""
+        """Load the models with the ids `names` in the background, or as many as fit."""
         self._tasks.append(asyncio.create_task(self._preload(names)))
 
     # Names
@@ -384,7 +384,7 @@ async def _error_of(work: Coroutine[object, object, None]) -> BaseException | No
 
 
 def _load_error(name: str, error: BaseException) -> BaseException:
-    """Return the error for the waiting requests, without a path in its public text."""
+    """Return the error for the waiting requests. Its public text contains no path."""
     words = f"the model {name} cannot be loaded: "
     logger.warning("%s%s: %s", words, type(error).__name__, error)
     if isinstance(error, CapacityError) or not isinstance(error, SemanticError | OSError):

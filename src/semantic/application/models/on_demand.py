@@ -149,7 +149,7 @@ class OnDemandAgents:
     async def _of_tenant(
         self, tenant: Tenant, function: Callable[[AgentsPort], Awaitable[T]], nothing: T
     ) -> T:
-        """Return the result of `function`, or `nothing` if the tenant has other agents only."""
+        """Return the result of `function`; `nothing` if the tenant's agents are of other models."""
         try:
             return await self._call(function)
         except AgentNotFoundError:

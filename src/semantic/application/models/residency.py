@@ -14,7 +14,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a model stays loaded while another model needs the memory."""
+    """The time that a model stays loaded while another model needs the memory."""
 
     residence: float = 4.0
     linger: float = 0.25
@@ -31,7 +31,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The next change: to load the model if `loads`, else to unload it."""
+    """The next change. Loads the model if `loads` is true, else unloads it."""
 
     name: str
     loads: bool
@@ -104,7 +104,7 @@ class Residency:
         pinned: bool = False,
     ) -> None:
         """Add a model that needs `n_bytes` in addition to its `weights`. Raises InvalidRequestError
-        if it does not fit beside the pinned models."""
+        if the model does not fit beside the pinned models."""
         before = self._models
         # Another dictionary: other threads may be iterating over this one.
         self._models = {**before, name: _Model(name, n_bytes, weights, ttl, pinned)}
@@ -125,7 +125,7 @@ class Residency:
         return model.state == "loaded" and not model.leaving
 
     def n_bytes(self, name: str) -> int:
-        """Return the bytes that the model needs while loaded. Weights that it shares count once."""
+        """Return the bytes that the model needs while loaded. Shared weights count once."""
         model = self._models[name]
         others = (one for one in self._present() if one.weights == model.weights)
         if model.weights is None or next(others, model) is not model:
@@ -137,7 +137,7 @@ class Residency:
         return self._models[name].pinned
 
     def requests(self, name: str) -> tuple[int, int]:
-        """Return the numbers of requests that use the model and that wait for it."""
+        """Return the number of requests that use the model, and the number that wait for it."""
         model = self._models[name]
         return model.uses, len(model.tickets)
 
@@ -161,7 +161,7 @@ class Residency:
         return model.state != "unloaded" or self._fit((*self._present(), model))
 
     def idle(self, n_bytes: int) -> list[str]:
-        """Return idle models to unload for `n_bytes`, least recently used first."""
+        """Return the idle models to unload to free `n_bytes`, least recently used first."""
         models = tuple(self._models.values())
         if any(one.to_unload or one.state == "unloading" for one in models):
             return []
@@ -199,18 +199,18 @@ class Residency:
         model.last_used = now
 
     def keep(self, name: str, ttl: float | None) -> None:
-        """Set the seconds without a request after which the model unloads; None is never."""
+        """Unload the model after `ttl` seconds without a request. None means never."""
         self._models[name].ttl = ttl
 
     def unload(self, name: str) -> None:
-        """Unload the model after its requests, even if it is pinned."""
+        """Unload the model after its requests, even if the model is pinned."""
         model = self._models[name]
         if model.state == "loaded":
             model.leaving = model.to_unload = True
 
     def resize(self, name: str, n_bytes: int, weights: Weights | None = None) -> None:
-        """Change the bytes of an unloaded model. Raises InvalidRequestError if it does not fit
-        beside the pinned models."""
+        """Change the bytes of an unloaded model. Raises InvalidRequestError if the model does not
+        fit beside the pinned models."""
         model = self._models[name]
         if model.state == "unloaded":
             model.n_bytes = n_bytes
@@ -223,7 +223,7 @@ class Residency:
         self.capacity = min(self._most, capacity)
 
     def room_for(self, name: str) -> int:
-        """Return the most bytes that a model's weights may need."""
+        """Return the maximum number of bytes that the model's weights may need."""
         others = (one for one in self._present() if one.name != name)
         return self.capacity - _bytes_of(others) - self._models[name].n_bytes
 
