@@ -23,15 +23,15 @@ from semantic.ports.embedding import Embedded, Embedder, EmbeddingModel, Embeddi
 T = TypeVar("T")
 
 _BATCH_TOKENS = 4096
-"""The most tokens of one batch, including padding."""
+"""The maximum number of tokens in one batch, including padding."""
 _BATCH_TEXTS = 64
 _PART_CHARACTERS = 1 << 16
-"""The most characters that a worker tokenizes in one call."""
+"""The maximum number of characters that a worker tokenizes in one call."""
 _CACHE_BYTES = 64 << 20
 _ENTRY_BYTES = 200
-"""Bytes of a cached vector in addition to its numbers."""
+"""The size of a cached vector in bytes, without its numbers."""
 _MOST_WAITING = 512
-"""The most requests at the same time, at most half of them from one tenant."""
+"""The maximum number of requests at the same time. At most half come from one tenant."""
 _RETRY_AFTER = 1
 
 Tokens = tuple[int, ...]
@@ -175,7 +175,7 @@ def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def parts(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield `texts` in parts of at most `_PART_CHARACTERS`."""
+    """Yield `texts` in parts of at most `_PART_CHARACTERS` characters."""
     part: list[str] = []
     n_characters = 0
     for text in texts:

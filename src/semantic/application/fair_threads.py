@@ -83,8 +83,8 @@ class FairThreads:
     def __init__(
         self, n: int, name: str, clock: Clock = time.monotonic, *, rests: bool = False
     ) -> None:
-        """The names of the `n` threads begin with `name`. With `rests`, a thread sleeps after
-        long work for as long as the work took."""
+        """The names of the `n` threads begin with `name`. If `rests`, a thread sleeps after long
+        work for as long as the work took."""
         self._n = n
         self._rests = rests
         self._clock = clock

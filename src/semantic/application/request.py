@@ -169,7 +169,7 @@ def _marks(parts: dict[str, _Part]) -> dict[str, _Part]:
 
 
 _SCORED_CHUNK = 128
-"""The prompt tokens of a scoring call. Fixed, because log-probabilities depend on it slightly."""
+"""The number of prompt tokens in a scoring call. Log-probabilities depend slightly on it."""
 
 
 class Phase(Enum):
@@ -186,7 +186,7 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Restore:
-    """An idle cache to restore: the first `length` tokens of `blocks`. If `exclusive`, no other
+    """An idle cache to restore: the first `length` tokens of `blocks`. If `exclusive`, only this
     request uses the blocks."""
 
     blocks: AgentBlocks
@@ -196,7 +196,7 @@ class Restore:
 
 @dataclass(slots=True)
 class Reuse:
-    """The part of its agent's cache that a request could reuse."""
+    """The part of an agent's cache that the agent's request could reuse."""
 
     history: tuple[int, ...] | None = None
     """Tokens of the agent's previous turn; None if the agent is unknown."""
@@ -276,7 +276,7 @@ class Request:
 
     @property
     def max_total_tokens(self) -> int:
-        """The length of prompt and answer together, at most."""
+        """The maximum length of prompt and answer together, in tokens."""
         return len(self.prompt) + self.max_tokens
 
     @property
@@ -308,8 +308,8 @@ class Request:
         return self.tokens[self.computed : self.next_stop(limit, checkpoint_at)]
 
     def next_stop(self, limit: int, checkpoint_at: int | None = None) -> int:
-        """Return the position where the next chunk ends, at most `limit` tokens ahead. It is not
-        after a later `checkpoint_at`."""
+        """Return the position where the next chunk ends, at most `limit` tokens ahead. The chunk
+        does not cross `checkpoint_at`."""
         end = self.n_tokens - 1
         stop = min(self.computed + limit, end)
         if stop == end - 1 and stop - self.computed > 1:
@@ -409,7 +409,7 @@ class Request:
         )
 
     def end_text(self) -> str:
-        """Return the text held back so far, at the end of an answer."""
+        """Return the text that the request still holds back at the end of its answer."""
         text = self._rest()
         self._text.append(text)
         return text

@@ -65,15 +65,15 @@ _CALL_ID_BYTES = 18
 _COMPLETE = ("stop", "length", "tool_calls")
 """The finish reasons of complete answers."""
 _MOST_CHECKS = 4
-"""The most checks of a request's grammars."""
+"""The maximum number of checks of a request's grammars."""
 _SHORT = 1 << 16
 """The number of characters or token ids whose preparation takes about a tenth of a second."""
 _PART = 256
 """The number of characters that take as long to prepare as one message."""
 _AT_ONCE = 128
-"""The most tokens whose texts the event loop looks up itself, in under a millisecond."""
+"""The maximum number of tokens whose texts the event loop looks up itself."""
 _PUBLIC_NAME = 16
-"""The characters of the digest in a public prefix's name."""
+"""The number of characters of the digest in a public prefix's name."""
 
 
 class Serving:
