@@ -19,11 +19,11 @@ from semantic.domain.stored import AgentName, Manifest, Pinned, Place
 from semantic.ports.store import AgentIndexPort
 
 ENTRY_BYTES = 1024
-"""Bytes of a block or manifest in addition to its body and tokens."""
+"""The size of a block or manifest in bytes, without its body and tokens."""
 TOKEN_BYTES = 48
 """Bytes counted for each token: an int and two pointers."""
 LINK_BYTES = 640
-"""Bytes of a manifest for each block."""
+"""The bytes counted for each block of a manifest."""
 _CHARACTER_BYTES = 4
 
 K = TypeVar("K")
@@ -38,7 +38,7 @@ class SavedAgent:
     tokens: bytes
     chain: tuple[BlockHash, ...]
     last: tuple[BlockLink, ...]
-    """The last block; empty if the agent has no blocks."""
+    """The agent's last block; empty if the agent has no blocks."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> SavedAgent:
@@ -137,7 +137,7 @@ def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TierAgents:
-    """The agents of two tiers. For an agent in both, `cold` decides. Methods without a
+    """The agents of two tiers. If both tiers have an agent, `cold` decides. Methods without a
     docstring: see `AgentIndexPort`."""
 
     _warm: AgentIndexPort
@@ -204,7 +204,7 @@ class QueuedAgents:
     docstring: see `AgentIndexPort`."""
 
     def __init__(self, queue: WriteQueue, inner: AgentIndexPort, *, waits: bool) -> None:
-        """If `waits`, `remove` waits for a running write of the agent."""
+        """If `waits` is true, `remove` waits for a running write of the agent."""
         self._queue = queue
         self._changed = queue.changed
         self._inner = inner

@@ -25,9 +25,9 @@ from semantic.ports.store import StorePort
 QUEUED_BLOCK_BYTES = 1024
 """Bytes counted for a queued block in addition to its body."""
 _KEPT_FOR_OTHERS = 8
-"""The divisor for the part of the queue that a single tenant cannot fill."""
+"""A single tenant must leave one part in this many of the queue free."""
 MAX_TOUCHES = 1000
-"""The most touches in the queue. Dropping a touch makes eviction less exact."""
+"""The maximum number of touches in the queue. Dropping a touch makes eviction less exact."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,9 +63,9 @@ class BackgroundStore:
         forgets_at_once: bool = False,
         close_seconds: float = math.inf,
     ) -> None:
-        """`stats` reports the queue as `tier`. `pace` decides when a block may go to `inner`.
-        With `forgets_at_once`, `inner` orders writes and removals itself. Raises
-        InvalidRequestError if `max_queued_bytes` is below 1."""
+        """`stats` reports the queue as `tier`. `pace` decides when a block may go to `inner`. If
+        `forgets_at_once`, `inner` orders writes and removals itself. Raises InvalidRequestError if
+        `max_queued_bytes` is below 1."""
         if max_queued_bytes < 1:
             raise InvalidRequestError(
                 f"max_queued_bytes must be at least 1, got {max_queued_bytes}"
@@ -122,8 +122,8 @@ class BackgroundStore:
             return True
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.drop`. Without `forgets_at_once`, waits for a running write of the
-        block."""
+        """See `CacheStorePort.drop`. Waits for a running write of the block unless
+        `forgets_at_once`."""
         gone = frozenset(keys)
         with self._changed:
             if not self._waits:

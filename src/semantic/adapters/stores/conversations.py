@@ -46,7 +46,7 @@ class SqliteResponses:
 
 
 class FallbackResponses:
-    """Implements `ResponsesPort` with `disk`, and with `memory` when `disk` fails. Calls
+    """Implements `ResponsesPort` with `disk`. If `disk` fails, uses `memory` instead. Calls
     `notify` at the first failure."""
 
     def __init__(
@@ -166,7 +166,7 @@ def encoded_turn(turn: Turn) -> bytes:
 
 
 def decoded_turn(point: Point, data: bytes, owner: bytes = b"") -> Turn | None:
-    """Return the turn in `data`; None if it is malformed."""
+    """Return the turn in `data`; None if `data` is malformed."""
     tokens = data[_HEAD.size :]
     if len(data) < _HEAD.size or len(tokens) % TOKEN_BYTES:
         return None

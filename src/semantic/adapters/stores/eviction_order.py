@@ -71,7 +71,7 @@ class _Tenant(Generic[E]):
 
 
 class EvictionOrder(Generic[E]):
-    """Selects the entries to evict so that the rest fit in `max_bytes`. Not thread-safe.
+    """Selects entries to evict so that the other entries fit in `max_bytes`. Not thread-safe.
 
     Takes the least recently used entry of the largest tenant first, and pinned entries last.
     """
@@ -127,8 +127,8 @@ class EvictionOrder(Generic[E]):
     def victims(
         self, tenant: bytes, n_bytes: int, spared: Collection[E] = ()
     ) -> Collection[E] | None:
-        """Return the entries to evict for `n_bytes` more of `tenant`, or None if they cannot
-        fit."""
+        """Return the entries to evict so that `n_bytes` more of `tenant` fit, or None if they
+        cannot fit."""
         excess = self.n_bytes + n_bytes - self.max_bytes
         if excess <= 0:
             return ()
@@ -144,7 +144,7 @@ class EvictionOrder(Generic[E]):
         return found if total >= excess else None
 
     def oldest(self, n_bytes: int) -> Collection[E]:
-        """Return the least recently used unpinned entries, with at least `n_bytes` if possible."""
+        """Return the least recently used unpinned entries that together have `n_bytes`, or all."""
         return self._first(self._order(b"", 0, (), pins_stay=True), n_bytes)[0]
 
     def _of(self, tenant: bytes) -> _Tenant[E]:

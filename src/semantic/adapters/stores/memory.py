@@ -60,8 +60,8 @@ class MemoryStore:
         counts_bodies: bool = True,
         observer: BlockObserver | None = None,
     ) -> None:
-        """Without `counts_bodies`, the quota leaves out bodies. Raises InvalidRequestError for a
-        quota below 1, or a secret of other than 32 bytes."""
+        """The quota includes bodies only if `counts_bodies`. Raises InvalidRequestError for a quota
+        below 1, or a secret of other than 32 bytes."""
         if max_bytes < 1:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         if secret is not None and len(secret) != _SECRET_BYTES:
@@ -306,7 +306,7 @@ class MemoryStore:
         return self._evict_for(link.scope.tenant, n_bytes, {*_keys(self._lineage(link))})
 
     def _evict_for(self, tenant: bytes, n_bytes: int, spared: Collection[_Entry]) -> bool:
-        """Evict until `n_bytes` more fit. If they cannot fit, evict nothing and return False."""
+        """Evict until `n_bytes` more fit. If this is impossible, evict nothing and return False."""
         victims = self._order.victims(tenant, n_bytes, spared)
         for victim in victims or ():
             self._evict(victim)

@@ -1,4 +1,4 @@
-"""Finds the blocks after one parent that share most tokens with a prompt.
+"""Finds the blocks that share most tokens with a prompt, among the blocks after one parent.
 
 Sorts packed tokens, so that a few searches suffice for any number of blocks.
 """
@@ -22,7 +22,7 @@ from semantic.domain.stored import BlockHeader
 Search = Callable[[bytes], bytes | None]
 
 _FEW = 8
-"""The most siblings to compare one by one."""
+"""The maximum number of siblings to compare one by one."""
 _BEHIND = b"\xff" * 33
 """A byte string that sorts after every hash."""
 
@@ -30,7 +30,7 @@ _BEHIND = b"\xff" * 33
 def nearest(like: bytes, at_most: Search, above: Search) -> list[bytes]:
     """Return the members of a sorted set of packed tokens that are worth comparing with `like`.
 
-    `at_most` returns the last member up to its argument, `above` the first one after it.
+    `at_most` returns the last member up to its argument, `above` the first member after it.
     """
     found: dict[bytes, None] = {}
     after = above(like)
@@ -64,7 +64,7 @@ class Children:
         self._families: dict[tuple[BlockHash, Part], _Family] = {}
 
     def add(self, header: BlockHeader) -> None:
-        """Insert a header if it is new."""
+        """Insert a header if the header is new."""
         self._families.setdefault((header.link.parent, header.part), _Family()).add(header)
 
     def remove(self, header: BlockHeader) -> None:
@@ -88,7 +88,7 @@ class Children:
         return [] if family is None else family.nearest(like)
 
     def longer(self, header: BlockHeader) -> bool:
-        """Return whether a sibling begins with the tokens of `header` and has more."""
+        """Return whether a sibling begins with the tokens of `header` and has more tokens."""
         family = self._families.get((header.link.parent, header.part))
         packed = pack_tokens(header.link.tokens)
         after = None if family is None else family.above(packed)

@@ -22,7 +22,7 @@ from semantic.domain.identity import digest
 
 VERSION: Final = 2
 ROW_BYTES: Final = 512
-"""Bytes of a row in addition to its data."""
+"""The size of a row in bytes, without its data."""
 
 _APPLICATION: Final = 0x736D5263
 """SQLite's application id, which marks a file of this module."""
@@ -129,7 +129,7 @@ class Records:
                 raise StoreError(f"cannot store {self._noun}: {error}") from error
 
     def delete(self, key: bytes) -> bool:
-        """Delete and overwrite a record; return False if it is missing. Raises StoreError."""
+        """Delete and overwrite a record; return False for an unknown key. Raises StoreError."""
         try:
             with self._database.held() as db:
                 gone = db.execute("DELETE FROM records WHERE key = ?", (key,)).rowcount
@@ -182,7 +182,7 @@ def _oldest_of_larger(db: sqlite3.Connection, owner: bytes, n_bytes: int) -> tup
 
 
 class RecordDatabase:
-    """One connection to the file at `path`, opened on first use."""
+    """One connection to the database file at `path`, opened on first use."""
 
     def __init__(self, path: Path, noun: str, notify: Callable[[str], None]) -> None:
         self._path = path
@@ -293,7 +293,7 @@ class RecordDatabase:
                 self._db.execute("ROLLBACK")
 
     def _quarantine(self, reason: str) -> None:
-        """Rename the files to make way for new ones. Raises StoreError."""
+        """Rename the database's files to make way for new files. Raises StoreError."""
         self._close()
         end = f".bad-{time.time_ns()}"
         try:

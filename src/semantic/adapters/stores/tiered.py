@@ -56,7 +56,7 @@ class TieredStore:
         return {**self.cold.find([key for key in keys if key not in warm]), **warm}
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """See `CacheStorePort.lacking`: the keys that `cold` lacks, and those that both tiers
+        """See `CacheStorePort.lacking`: the keys that `cold` lacks, and the keys that both tiers
         lack."""
         return self.cold.lacking(keys) | (frozenset(keys) - self.find(keys).keys())
 

@@ -19,8 +19,8 @@ LINGER = 60.0
 class WriteOrder:
     """The order of queued writes, mostly that of their arrival. Not thread-safe.
 
-    A partial block of an unfinished request waits, because a longer one most likely replaces it.
-    With `defers`, the checkpoints of unfinished requests come last.
+    A partial block of an unfinished request waits, because a longer one most likely replaces it. If
+    `defers`, the checkpoints of unfinished requests come last.
     """
 
     def __init__(self, clock: Callable[[], float], *, defers: bool) -> None:
@@ -112,11 +112,11 @@ MOST_SAVED = 0.05
 IDLE = 1.0
 """Seconds without a step after which uploads cost nothing."""
 FEWEST_STEPS = 16
-"""The steps with uploads after which their cost counts as measured."""
+"""The number of steps with uploads after which their cost counts as measured."""
 _STEPS = 128
-"""The latest steps with uploads that determine the cost."""
+"""The number of latest steps with uploads that determine the cost."""
 _FEWEST_ALONE, _STEPS_ALONE, _SECONDS_ALONE = 8, 32, 60.0
-"""The fewest and the most steps without uploads to compare with, and their largest age in
+"""The minimum and maximum number of steps without uploads to compare with, and their maximum age in
 seconds."""
 _MOST_TIMES = 3.0
 """The longest step to count, as a multiple of the usual step."""
@@ -190,7 +190,7 @@ class UploadPace:
                 self._owed = min(MOST_REST, owed)
 
     def stepped(self, seconds: float, *, decoded: bool = True) -> float:
-        """Record a step that ends now; return the seconds during which uploads ran."""
+        """Record a step that ends now; return for how many of its seconds uploads ran."""
         with self._lock:
             now = self._stepped = self._clock()
             started = now - seconds

@@ -15,7 +15,7 @@ from semantic.domain.errors import IntegrityError
 from semantic.domain.stored import QUEUE_COUNTERS, StoredBlock
 
 FAILURES = 3
-"""The consecutive failed writes after which the queue backs off."""
+"""The number of consecutive failed writes after which the queue backs off."""
 FIRST_PAUSE = 1.0
 """Seconds of the first back-off."""
 MAX_PAUSE = 30.0
@@ -83,7 +83,8 @@ class WriteQueue:
         ended: Callable[[], None],
         block: StoredBlock | None = None,
     ) -> int:
-        """Queue a job; return its number. A thread calls `write`, then `ended` under the lock."""
+        """Queue a job; return its number. A thread calls `write`, and then `ended` under the
+        lock."""
         self._numbers += 1
         self._queue[self._numbers] = _Entry(job, write, ended, block is not None)
         self.order.add(self._numbers, block)
@@ -104,7 +105,7 @@ class WriteQueue:
         return [entry.job for entry in self._current.values()]
 
     def attempt(self, write: Callable[[], bool], dropped: str) -> None:
-        """Call `write` without the lock. During a back-off, only count it as `dropped`."""
+        """Call `write` without the lock. During a back-off, only count the write as `dropped`."""
         with self.changed:
             if self.backoff.is_on() or self._clock() >= self._ends:
                 self.counts[dropped] += 1

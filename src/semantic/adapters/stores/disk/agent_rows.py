@@ -45,7 +45,7 @@ def generations(db: sqlite3.Connection, key: bytes) -> list[int]:
 
 
 def all_manifests(db: sqlite3.Connection) -> dict[tuple[bytes, int], tuple[int, bytes]]:
-    """Return the cost and the first bytes of each manifest's file."""
+    """Return the quota cost and the first bytes of each manifest's file."""
     rows = db.execute(
         "SELECT a.key, m.generation, m.cost, m.frame"
         " FROM manifests AS m JOIN agents AS a ON a.id = m.agent"
@@ -87,7 +87,7 @@ def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> lis
 
 
 def drop_generation(db: sqlite3.Connection, key: bytes, generation: int) -> None:
-    """Delete a manifest's row. The last one takes the agent's rows with it."""
+    """Delete a manifest's row. Also deletes the agent's rows with its last manifest."""
     db.execute(
         "DELETE FROM manifests WHERE agent = ? AND generation = ?", (_id(db, key), generation)
     )
@@ -108,8 +108,8 @@ def drop(db: sqlite3.Connection, key: bytes) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: bytes | None, *, pinned: bool
 ) -> bytes | None:
-    """Return the tenant's agent saved longest ago, or None. Searches pinned or unpinned agents,
-    except `spared`."""
+    """Return the tenant's agent that was saved longest ago, or None. Searches either pinned or
+    unpinned agents, except `spared`."""
     row = db.execute(
         "SELECT key FROM agents WHERE tenant = ? AND pinned = ? AND key IS NOT ?"
         " ORDER BY saved LIMIT 1",
@@ -144,13 +144,13 @@ def tenants(db: sqlite3.Connection) -> list[bytes]:
 
 
 def bytes_of(db: sqlite3.Connection, tenant: bytes) -> tuple[int, int]:
-    """Return the bytes of a tenant's blocks and manifests, and those of pinned agents."""
+    """Return the bytes of a tenant's blocks and manifests, and the bytes of pinned agents."""
     row = db.execute("SELECT bytes, pinned FROM tenants WHERE tag = ?", (tenant,)).fetchone()
     return (0, 0) if row is None else (whole(row[0]), whole(row[1]))
 
 
 def larger(db: sqlite3.Connection, n_bytes: int) -> list[bytes]:
-    """Return the tenants with more than `n_bytes`, largest first."""
+    """Return the tenants that use more than `n_bytes`, largest first."""
     rows = db.execute("SELECT tag FROM tenants WHERE bytes > ? ORDER BY bytes DESC", (n_bytes,))
     return [blob(row[0]) for row in rows]
 
@@ -180,7 +180,7 @@ def children(db: sqlite3.Connection, scope: Scope, parent: str) -> list[str]:
 def users(
     db: sqlite3.Connection, hashes: Sequence[BlockHash]
 ) -> dict[BlockHash, frozenset[AgentName]]:
-    """Return, by block, up to two agents that need it."""
+    """Return up to two agents that need a block, for each of the blocks `hashes`."""
     found = {}
     for one in hashes:
         rows = db.execute(

@@ -58,7 +58,7 @@ R = TypeVar("R")
 HEADER_BYTES = 4096
 VERSION = 1
 MAX_BODY_BYTES = 1 << 32
-"""The most bytes of a body, 16 MiB for each of 256 tokens. A sparse file can claim any size."""
+"""The maximum size of a body in bytes, 16 MiB for each of 256 tokens."""
 
 _MAGIC = b"SEMBLOCK"
 _START = struct.Struct("<8sI")
@@ -71,9 +71,9 @@ _CODES = {Part.FULL: 1, Part.WINDOW: 2, Part.CHECKPOINT: 3}
 _PARTS = {code: part for part, code in _CODES.items()}
 
 _MAX_VIEWS = 512
-"""The most segments per system call. POSIX promises 16, Linux and macOS allow 1,024."""
+"""The maximum number of segments per system call. Linux and macOS allow 1,024."""
 _GROUP_BYTES = 1 << 18
-"""Bytes to read and hash at a time, few enough for the processor's cache."""
+"""The number of bytes to read and hash at a time. They fit into the processor's cache."""
 _MAX_THREADS = 8
 
 
@@ -212,7 +212,7 @@ class BlockReader:
             return found
 
     def fill(self, read: BlockRead) -> None:
-        """Read the body into the targets of `read`, and verify it."""
+        """Read the block's body into the targets of `read`, and verify the body."""
         with self._entries.opened(block_entry(read.header.key)) as (fd, size):
             found = self._expected(fd, read.header, size)
             segments = read.segments

@@ -37,7 +37,7 @@ from semantic.domain.stored import BlockHeader, Found, Tier, left_at
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 _MAX_VARIABLES = 500
-"""The most values in one statement, below SQLite's limit."""
+"""The maximum number of values in one statement, below SQLite's limit."""
 
 _IS_PINNED = "EXISTS (SELECT 1 FROM chain WHERE chain.hash = {hash} AND chain.pinned = 1)"
 _LEAF = (
@@ -50,7 +50,7 @@ _LEAF = (
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A block to evict, and its bytes."""
+    """A block to evict, and the block's size in bytes."""
 
     key: BlockKey
     cost: int
@@ -60,7 +60,7 @@ class Victim:
 
 
 def file_bytes(db: sqlite3.Connection, key: BlockKey) -> int | None:
-    """Return the size of the block's file; None without a row."""
+    """Return the size in bytes of the block's file; None if the block has no row."""
     row = db.execute(
         "SELECT body_bytes FROM blocks WHERE hash = ? AND part = ?", _named(key)
     ).fetchone()
@@ -134,13 +134,13 @@ def _searches(db: sqlite3.Connection, parent: bytes, part: str) -> tuple[Search,
 
 
 def _narrowable(packed: bytes) -> bytes:
-    """Return the tokens before the first id of four bytes."""
+    """Return the packed tokens before the first id that needs four bytes."""
     wide = next((i for i, byte in enumerate(packed[3::4]) if byte), None)
     return packed if wide is None else packed[: wide * TOKEN_BYTES]
 
 
 def all_sizes(db: sqlite3.Connection) -> dict[BlockKey, int]:
-    """Return the bytes of each block's file, by key."""
+    """Return the size in bytes of each block's file, by the block's key."""
     rows = db.execute("SELECT hash, part, body_bytes FROM blocks")
     return {_key(row[0], row[1]): HEADER_BYTES + whole(row[2]) for row in rows}
 
@@ -204,7 +204,7 @@ def touch_chain(db: sqlite3.Connection, hashes: Sequence[BlockHash]) -> None:
 
 
 def abandon(db: sqlite3.Connection, tenant: bytes, hashes: Iterable[BlockHash]) -> None:
-    """Mark the blocks that no agent needs for earlier eviction."""
+    """Mark blocks for earlier eviction if no agent needs them."""
     now = tick(db, 0)
     sql = "SELECT used FROM blocks WHERE scope = ? AND pinned = 0 ORDER BY used LIMIT 1"
     firsts = (db.execute(sql, (scope,)).fetchone() for scope in _scopes(db, tenant))
@@ -222,7 +222,7 @@ def _scopes(db: sqlite3.Connection, tenant: bytes) -> list[int]:
 
 
 def update_pins(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> None:
-    """Recompute which of the blocks belong to a pinned agent."""
+    """Recompute for the blocks whether they belong to a pinned agent."""
     db.executemany(
         f"UPDATE blocks SET pinned = {_IS_PINNED.format(hash='blocks.hash')}"  # noqa: S608
         " WHERE hash = ?",
@@ -231,7 +231,7 @@ def update_pins(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> None:
 
 
 def update_all_pins(db: sqlite3.Connection) -> None:
-    """Recompute which blocks belong to a pinned agent."""
+    """Recompute for all blocks whether they belong to a pinned agent."""
     right = _IS_PINNED.format(hash="blocks.hash")
     db.execute(f"UPDATE blocks SET pinned = {right} WHERE pinned IS NOT {right}")  # noqa: S608
 
@@ -242,8 +242,8 @@ def update_all_pins(db: sqlite3.Connection) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: Sequence[BlockHash], *, pinned: bool
 ) -> Victim | None:
-    """Return the tenant's least recently used leaf block, or None. Searches pinned or unpinned
-    blocks, except `spared`."""
+    """Return the tenant's least recently used leaf block, or None. Searches either pinned or
+    unpinned blocks, except `spared`."""
     places = ",".join("?" * len(spared))
     sql = (
         "SELECT b.used, -b.start, b.hash, b.part, b.cost FROM blocks AS b"  # noqa: S608
@@ -269,8 +269,8 @@ def unneeded(db: sqlite3.Connection) -> list[Victim]:
 def superseded(
     db: sqlite3.Connection, before: Iterable[BlockHash], links: Iterable[BlockLink]
 ) -> list[BlockKey]:
-    """Return the partial blocks whose tokens begin a longer block, and that no agent needs.
-    Searches `before`, and the blocks that begin like one of `links`."""
+    """Return the partial blocks that no agent needs and whose tokens begin a longer block. Searches
+    `before`, and the blocks that begin like one of `links`."""
     names = dict.fromkeys(before)
     for link in links:
         packed = _narrowable(pack_tokens(link.tokens))

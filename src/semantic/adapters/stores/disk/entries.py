@@ -34,7 +34,7 @@ MAX_NUMBER = 1 << 62
 MAX_QUARANTINED = 16
 """The number of quarantined files to keep."""
 _NAME_BYTES = 256
-"""The most bytes that a name adds to its folder."""
+"""The maximum number of bytes that a name adds to its folder."""
 _MAX_COST = 1 << 44
 """The largest cost of one file in bytes, above any quota."""
 _NOT_PLAIN = {errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EOPNOTSUPP, errno.EMLINK}
@@ -90,7 +90,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file or folder in a shard. `n_bytes` is None unless it is a plain file of this user.
+    """A file or folder in a shard. `n_bytes` is None for all but plain files of this user.
 
     `path` is relative to the store's folder. `entry` is None if the store cannot have written the
     file.
@@ -138,7 +138,7 @@ def agent_key(scope: Scope, agent_id: str) -> bytes:
 
 
 def cost_of(n_bytes: int) -> int:
-    """Return the bytes of a file for the quota: whole pages, and its name."""
+    """Return the bytes of a file for the quota: whole pages, and the file's name."""
     return min(-(-n_bytes // PAGE) * PAGE + _NAME_BYTES, _MAX_COST)
 
 
@@ -193,7 +193,7 @@ class Entries:
                     self.files.close(fd)
 
     def size(self, entry: Entry) -> int | None:
-        """Return the file's bytes; None unless it is a plain file."""
+        """Return the file's size in bytes; None unless it is a plain file."""
         try:
             with self._shard(entry.kind, entry.shard) as shard:
                 found = self.files.lstat(entry.name, dir_fd=shard)
@@ -227,14 +227,14 @@ class Entries:
             delete_any(self.files, entry.name, shard)
 
     def sync(self, entry: Entry) -> None:
-        """Write the contents to the drive before the data of any later sync."""
+        """Write the file's contents to the drive before the data of any later sync."""
         with self.opened(entry) as (fd, _):
             self.files.sync_data(fd)
 
     # Quarantine
 
     def quarantine(self, entry: Entry) -> Quarantined | None:
-        """Move a file to `bad/`; return None if it does not exist."""
+        """Move a file to `bad/`; return None if the file does not exist."""
         with opened(self.files, self.bad, FOLDER_FLAGS, reads=True) as bad:
             names = self.quarantined()
             # Numbered, not dated, so that the order does not depend on the clock.

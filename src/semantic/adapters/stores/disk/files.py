@@ -59,7 +59,7 @@ class FileSystem:
         Path(path).mkdir(mode=0o700)
 
     def rename(self, source: Where, target: Where, *, to: int, of: int | None = None) -> None:
-        """Rename `source`, in the folder `of` if given, to `target` in the folder `to`."""
+        """Rename `source` to `target` in the folder `to`. `of` is the folder of `source`."""
         os.replace(source, target, src_dir_fd=of, dst_dir_fd=to)
 
     def unlink(self, path: Where, *, dir_fd: int | None = None) -> None:
@@ -105,7 +105,7 @@ class FileSystem:
 
 
 class Counts:
-    """Named counters since the store opened, with one for each kind, such as "damaged: body
+    """Named counters since the store opened. A kind has its own counter, such as "damaged: body
     checksum". Thread-safe."""
 
     def __init__(self) -> None:

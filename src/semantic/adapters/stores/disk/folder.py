@@ -157,7 +157,7 @@ class Folder:
     def create(
         self, path: Path, data: bytes, *, rest: bytes | memoryview = b"", sync: bool = False
     ) -> None:
-        """Write `data`, then `rest`, to a new file. With `sync`, make it durable."""
+        """Write `data`, then `rest`, to a new file. If `sync`, make the file durable."""
         with opened(self.files, path, CREATE_FLAGS) as fd:
             write_whole(self.files, fd, data)
             write_whole(self.files, fd, rest)
@@ -166,13 +166,13 @@ class Folder:
         self.on_written(len(data) + len(rest))
 
     def replace(self, name: str, data: bytes, *, sync: bool) -> None:
-        """Replace a file in the folder atomically. With `sync`, make it durable."""
+        """Replace a file in the folder atomically. If `sync`, make the new file durable."""
         with self.temporary() as path:
             self.create(path, data, sync=sync)
             self._install(path, name)
 
     def sessions(self) -> dict[str, bool]:
-        """Return, by session, whether its process is alive. Callers hold the lock."""
+        """Return for each session whether its process is alive. Callers hold the lock."""
         names = self.files.names(self.root / "tmp")
         return {name: name == self.session or self._is_alive(name) for name in names}
 
@@ -277,8 +277,8 @@ class Folder:
 
 
 def open_folder(root: Path, files: FileSystem) -> Folder:
-    """Open the store at `root`, or create it. Raises StoreError, with nothing changed, if the
-    folder is unsafe, not a store or of a newer format."""
+    """Open the store at `root`, or create it. Raises StoreError and changes nothing if the folder
+    is unsafe, not a store or of a newer format."""
     folder = Folder(root, files)
     try:
         _require_usable(root, files)
@@ -296,8 +296,8 @@ def open_folder(root: Path, files: FileSystem) -> Folder:
 
 
 def read_format(root: Path, files: FileSystem) -> int | None:
-    """Return the number of the store's format, or None without a store. Raises StoreError for a
-    newer or damaged FORMAT."""
+    """Return the number of the store's format; None if the folder has no store. Raises StoreError
+    for a newer or damaged FORMAT."""
     stamp = _read_stamp(root, files)
     return None if stamp is None else stamp.format
 
@@ -339,7 +339,7 @@ def _digest_of(secret: bytes) -> bytes:
 
 
 def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -> bytes:
-    """Return the store's secret. Raises StoreError if it is damaged."""
+    """Return the store's secret. Raises StoreError if the secret is damaged."""
     try:
         secret = read_small(root / "secret", files, SECRET_BYTES + 1)
     except FileNotFoundError:
@@ -406,7 +406,7 @@ def _require_folder(path: Path, files: FileSystem) -> None:
 
 _WAIT_SECONDS = 0.1
 _MOST_STEPS = 3_000_000
-"""The most steps of SQLite for one search."""
+"""The maximum number of SQLite's steps in one search."""
 _NAMES = """
 SELECT name FROM agents WHERE tenant = ?1 AND substr(name, 1, length(?2)) = ?2
 GROUP BY name ORDER BY max(time) DESC LIMIT ?3

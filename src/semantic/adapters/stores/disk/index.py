@@ -42,10 +42,10 @@ _REFUSALS = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PE
 _NAMES = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal")
 _MOST_OPENINGS = 8
 _OPEN_TOGETHER = 4
-"""The descriptors that SQLite needs at once, plus a spare one."""
+"""The number of descriptors that SQLite needs at once, plus a spare one."""
 _OWNER_MAY_USE = stat.S_IRUSR | stat.S_IWUSR
 _MIN_COST = 5 << 18
-"""The least cost of an index in bytes: a small index with a full log."""
+"""The minimum cost of an index in bytes: a small index with a full log."""
 _SLACK = 1 << 19
 """Bytes by which the index may grow when SQLite copies its log."""
 
@@ -61,8 +61,8 @@ class Index:
     def __init__(
         self, folder: Folder, on_removed: Callable[[Sequence[BlockHash]], None] | None = None
     ) -> None:
-        """Call `on_removed` with the hashes of the complete blocks whose rows a transaction
-        deletes."""
+        """Call `on_removed` with the hashes of complete blocks after a transaction has deleted
+        their rows."""
         self._folder = folder
         self._on_removed = on_removed
         self._files = IndexFiles(folder)
@@ -72,7 +72,7 @@ class Index:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Run one transaction under the folder's lock. An exception undoes it."""
+        """Run one transaction under the folder's lock. An exception undoes the transaction."""
         with self._folder.locked(), _translated(self._files), self._writer.held() as db:
             db.execute("BEGIN IMMEDIATE")
             with ExitStack() as undo:
@@ -132,7 +132,7 @@ class IndexFiles:
         self.path = folder.root / _NAMES[0]
 
     def identity(self) -> Identity | None:
-        """Return the identity of the files; None unless they exist and are safe to open."""
+        """Return the identity of the index's files; None unless they exist and are safe to open."""
         try:
             table = self._id(_NAMES[0])
             log, log_map, _ = map(self._id, _NAMES[1:])
@@ -271,7 +271,7 @@ class _Connection:
 
 
 class _UnfitError(Exception):
-    """One of the index's four names is not a plain file of this user."""
+    """A file of the index is not a plain file of this user."""
 
 
 def _roll_back(db: sqlite3.Connection) -> None:

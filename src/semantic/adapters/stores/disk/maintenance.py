@@ -34,8 +34,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The result of a check. `foreign` has the paths of other programs' files, `newer` those of
-    a later version's."""
+    """The result of a check. `foreign` has the paths of other programs' files, `newer` the paths of
+    files from a later version."""
 
     n_blocks: int
     n_manifests: int

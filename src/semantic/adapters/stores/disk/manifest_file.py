@@ -37,7 +37,7 @@ from semantic.domain.stored import Manifest
 
 VERSION = 1
 MAX_BYTES = 1 << 28
-"""The most bytes of a manifest's file, for some sixty million tokens."""
+"""The maximum size of a manifest's file in bytes, for some sixty million tokens."""
 
 _MAGIC = b"SEMAGENT"
 _FRAME = struct.Struct("<8sII16s")
@@ -99,8 +99,8 @@ def encode_manifest(filed: FiledManifest) -> bytes:
 
 
 def require_size(frame: bytes, file_bytes: int) -> None:
-    """Check a file's first FRAME_BYTES. Raises NewerFormatError, or DamagedError unless they fit
-    `file_bytes`."""
+    """Check the beginning of a file. Raises NewerFormatError, or DamagedError unless the beginning
+    is intact and fits `file_bytes`."""
     if len(frame) < FRAME_BYTES:
         raise DamagedError("truncated")
     magic, version, _, _ = _FRAME.unpack_from(frame)

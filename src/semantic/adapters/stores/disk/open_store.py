@@ -1,7 +1,7 @@
 """The shared state of an open disk store, and its recovery after a crash.
 
-A cleanly closed store has a seal, a checksum over the index and the folders. With it, the next
-opening need not compare every file with the index.
+A cleanly closed store has a seal, a checksum over the index and the folders. If the seal matches,
+the next opening does not compare every file with the index.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from semantic.ports.store import BlockObserver
 
 
 def quarantine(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
-    """Move a damaged file to `bad/` and drop its row. It still counts against the quota."""
+    """Move a damaged file to `bad/` and drop its row. The file still counts against the quota."""
     moved = entries.quarantine(entry)
     key, manifest = parse_block(entry.name), parse_manifest(entry.name)
     if key is not None:
@@ -69,8 +69,8 @@ def quarantine(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Makes the index match the files, in one transaction. Quarantines damaged files. Safe to
-    interrupt and repeat."""
+    """Makes the index match the files, in one transaction. Quarantines damaged files. A caller may
+    interrupt and repeat the recovery."""
 
     _db: sqlite3.Connection
     _folder: Folder
@@ -217,7 +217,7 @@ def _add_other(db: sqlite3.Connection, name: str, cost: int) -> None:
 
 
 SEALED_FROM = 2000
-"""The fewest files for a seal. Comparing fewer takes less than 0.1 s."""
+"""The minimum number of files for a seal. Comparing fewer files takes less than 0.1 s."""
 
 _NAME = "index.seal"
 _TABLES = "index.sqlite"
@@ -293,12 +293,12 @@ T = TypeVar("T")
 Limit = int | Callable[[int], int]
 """A quota in bytes, or a function of the folder's bytes."""
 _RECOVERY_SECONDS = 60.0
-"""The longest wait, in seconds, for the folder's lock."""
+"""The longest wait for the folder's lock, in seconds."""
 _OPENING_SECONDS = 30.0
 """The seconds to wait for an index that another process has locked."""
 _PAUSE_SECONDS = 0.05
 _MORE_TRIES = 6
-"""The tries after a failed rebuild."""
+"""The number of tries after a failed rebuild of the index."""
 
 
 class OpenStore:
@@ -315,7 +315,7 @@ class OpenStore:
         writes: WriteLimits,
         observer: BlockObserver | None = None,
     ) -> None:
-        """Open the store. Raises StoreError, with nothing changed, if the folder is unusable."""
+        """Open the store. Raises StoreError and changes nothing if the folder is unusable."""
         if isinstance(max_bytes, int) and max_bytes < 1:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         self.durable = durable
@@ -382,8 +382,8 @@ class OpenStore:
         self._list_anew()
 
     def with_recovery(self, action: Callable[[], T]) -> T:
-        """Run `action`. If the index is broken, repair it and try again. Raises OSError if all
-        tries fail."""
+        """Run `action`. If the index is broken, repair it and try again. Raises OSError if every
+        try fails."""
         try:
             return action()
         except IndexBrokenError as broken:

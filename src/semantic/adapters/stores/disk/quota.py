@@ -82,7 +82,7 @@ class Quota:
     ) -> int | None:
         """Reserve `cost` bytes for a tenant's file in `shard`; return the reservation's id.
 
-        Evicts entries as needed, except `hashes` and `agent`. Returns None if the file does not
+        Evicts entries as needed, but never `hashes` and `agent`. Returns None if the file does not
         fit.
         """
         known = db.execute("SELECT 1 FROM shards WHERE name = ?", (shard,)).fetchone()
@@ -225,7 +225,7 @@ class Quota:
 
 
 def delete_manifests(db: sqlite3.Connection, entries: Entries, agent: bytes) -> None:
-    """Delete an agent's manifests. An interruption leaves the newest."""
+    """Delete an agent's manifests. An interruption leaves the newest manifest."""
     for generation in reversed(agent_rows.generations(db, agent)):
         entries.delete(manifest_entry(agent, generation))
 
@@ -234,7 +234,7 @@ logger = logging.getLogger("semantic.store")
 
 NAME = "written.json"
 MOST_DAYS = 31
-"""The most days in the file."""
+"""The maximum number of days in the ledger's file."""
 SETTLE_BYTES = 64 << 20
 SETTLE_SECONDS = 600.0
 """The ledger writes its file after this many bytes, or this many seconds."""
@@ -243,7 +243,7 @@ _MOST_FILE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class WriteLimits:
-    """The most bytes to write per day, and the total for which the drive is rated."""
+    """The maximum number of bytes to write per day, and the total for which the drive is rated."""
 
     max_a_day: int | None = None
     rated: int | None = None
@@ -321,7 +321,7 @@ class WriteLedger:
         return is_reached
 
     def settle_if_due(self) -> None:
-        """Save the counts after many bytes or a long time."""
+        """Save the byte counts if many bytes or much time have passed since the last save."""
         with self._mutex:
             is_due = (
                 self._pending.total() >= SETTLE_BYTES
@@ -331,7 +331,7 @@ class WriteLedger:
             self.settle()
 
     def settle(self) -> None:
-        """Add the new bytes to the file's counts."""
+        """Add the bytes written since the last save to the counts in the ledger's file."""
         with self._mutex:
             self._settled = self._clock()
             counted = Counter(self._pending)

@@ -166,7 +166,7 @@ GROUP BY tag
 _PROOF_BYTES = 16
 _WIDTHS = (3, TOKEN_BYTES)
 _BEFORE_TOKENS = 6
-"""The values before the tokens in a block's checksum."""
+"""The number of values before the tokens in a block's checksum."""
 _MAX_COUNTER = MAX_NUMBER + (MAX_NUMBER >> 1)
 """A number above every counter, near SQLite's largest integer."""
 
@@ -200,7 +200,7 @@ class IndexBrokenError(Exception):
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Create the tables. Call this in a transaction, so that an error leaves none."""
+    """Create the tables. Call this in a transaction, so that an error leaves no tables."""
     statement = ""
     for line in SCRIPT.splitlines(keepends=True):
         statement += line

@@ -98,11 +98,11 @@ class DiskStore:
     ) -> DiskStore:
         """Open the store in `folder`, or create it.
 
-        `max_bytes` is the quota, or a function of the bytes in the folder. With `durable`, a saved
+        `max_bytes` is the quota, or a function of the bytes in the folder. If `durable`, a saved
         agent survives power loss. A `secret` replaces the folder's own.
 
-        Raises InvalidRequestError if the quota is below 1. Raises StoreError, with nothing changed,
-        if the folder is unsafe or not a store.
+        Raises InvalidRequestError if the quota is below 1. Raises StoreError and changes nothing if
+        the folder is unsafe or not a store.
         """
         files = files or FileSystem()
         return cls(
@@ -119,7 +119,7 @@ class DiskStore:
 
     @staticmethod
     def inspect(folder: Path) -> FolderView | None:
-        """Return a summary of `folder`, without changing it; None if it has no store. Raises
+        """Return a summary of `folder`; None if the folder has no store. Changes nothing. Raises
         StoreError if the store has a newer format or is unreadable."""
         files = FileSystem()
         try:
@@ -235,12 +235,12 @@ class DiskStore:
         return found
 
     def scopes_of(self, tenant: bytes) -> Sequence[Scope]:
-        """Return the scopes in which a tenant has agents, one for each model."""
+        """Return the scopes in which a tenant has agents. Each model has its own scope."""
         found = self._query(lambda db: agent_rows.namespaces(db, tenant), failed=list[bytes]())
         return [Scope(namespace, tenant) for namespace in found]
 
     def count_of(self, tenant: bytes) -> int:
-        """Return how many agents a tenant has, for all models together."""
+        """Return the number of a tenant's agents, for all models together."""
         return self._query(lambda db: agent_rows.count_of(db, tenant), failed=0)
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
@@ -298,7 +298,7 @@ class DiskStore:
         subset: tuple[int, int] = (1, 1),
         on_progress: OnProgress = no_progress,
     ) -> CheckReport:
-        """Verify the headers of all files or, with `read_data`, every byte. Changes nothing.
+        """Verify the headers of all files, and every byte if `read_data`. Changes nothing.
 
         A `subset` (n, m) checks the n-th of m parts of the files. Raises InvalidRequestError for an
         invalid `subset`, or StoreError.
@@ -313,8 +313,8 @@ class DiskStore:
         return maintenance.check(self._store, read_data=read_data, subset=subset, on_file=on_file)
 
     def gc(self, *, dry_run: bool, on_progress: OnProgress = no_progress) -> CollectReport:
-        """Delete unneeded and damaged files, and blocks beyond the quota. With `dry_run`, only
-        count them. Raises StoreError."""
+        """Delete unneeded and damaged files, and blocks beyond the quota. If `dry_run`, only count
+        these files. Raises StoreError."""
         return maintenance.collect(self._store, dry_run=dry_run, on_progress=on_progress)
 
     def rebuild_index(self) -> None:

@@ -41,9 +41,9 @@ from semantic.domain.prefix import continues, ends_of_turn
 from semantic.domain.stored import Manifest, StoredBlock
 
 _TRIES = 64
-"""The lost races against other processes after which a call fails."""
+"""The number of lost races against other processes after which a call fails."""
 _GENERATIONS = 2
-"""The manifests to keep of an agent: the newest, and a spare."""
+"""The number of manifests to keep per agent: the newest, and a spare."""
 
 
 class QuotaExceededError(Exception):
@@ -73,7 +73,7 @@ class Agents:
         return None
 
     def remove(self, key: bytes) -> bool:
-        """Delete the agent's manifests; return False if it has none."""
+        """Delete the agent's manifests; return False if the agent has none."""
         store = self._store
         with store.index.writing() as db:
             if not agent_rows.generations(db, key):
@@ -88,7 +88,7 @@ class Agents:
     # Saving
 
     def _save(self, manifest: Manifest) -> bool:
-        """Save `manifest`; return False if another process was first."""
+        """Save the manifest; return False if another process was first."""
         store = self._store
         key = agent_key(manifest.scope, manifest.agent_id)
         with store.index.writing() as db:
@@ -212,8 +212,8 @@ class Agents:
             return agent_rows.generations(db, key)
 
     def _first_sound(self, key: bytes, generations: Sequence[int]) -> FiledManifest | None:
-        """Return the first intact manifest. Quarantines damaged ones, and drops rows of missing
-        ones."""
+        """Return the first intact manifest. Quarantines damaged manifests, and drops the rows of
+        missing ones."""
         for generation in generations:
             try:
                 filed, file = read_manifest(self._store.entries, key, generation)
