@@ -41,10 +41,10 @@ DOCUMENT, CONTAINER = "agent.json", "agent.safetensors"
 _BLOCK = tarfile.BLOCKSIZE
 _END = bytes(2 * _BLOCK)
 _MOST_END_BYTES = 1 << 20
-"""The most bytes of zeros after the last member."""
+"""The maximum number of zero bytes after the last member."""
 _MAX_DOCUMENT_BYTES = 16 << 20
-"""The most bytes of a document, enough for 1.5 million tokens. Parsing a document blocks all other
-Python threads."""
+"""The maximum size of a document in bytes, enough for 1.5 million tokens. Parsing a document blocks
+all other Python threads."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -233,7 +233,7 @@ def _header(name: str, n_bytes: int) -> bytes:
 
 
 def _size(name: str, header: bytes) -> int:
-    """Return the member's bytes. Raises InvalidRequestError unless it is a regular file `name`."""
+    """Return the bytes of the member `name`. Raises InvalidRequestError for another member."""
     try:
         member = tarfile.TarInfo.frombuf(header, "ascii", "surrogateescape")
     except tarfile.HeaderError as error:
@@ -257,7 +257,7 @@ def _divided(data: bytes) -> Iterator[bytes]:
 
 
 def _unnamed_file(folder: Path | None, n_bytes: int) -> BinaryIO:
-    """Open a file that vanishes with its process. Raises CapacityError if the disk is full."""
+    """Open a file that vanishes with this process. Raises CapacityError if the disk is full."""
     if shutil.disk_usage(folder or tempfile.gettempdir()).free < n_bytes:
         raise CapacityError(f"the disk has no room for {n_bytes} more bytes")
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder))

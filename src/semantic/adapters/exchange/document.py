@@ -23,7 +23,7 @@ VERSION = 1
 _TOKEN_IDS = 1 << 32
 _SUM_BYTES = 16
 _BODY_BYTES = (1 << 30) + 1
-"""One more than the most bytes of a body, 256 tokens of 4 MiB each."""
+"""One more than the maximum size of a body in bytes, 256 tokens of 4 MiB each."""
 _HEADER_LENGTH_BYTES = 8
 _HEADER_ALIGNMENT = 8
 
@@ -36,7 +36,7 @@ _PARTS = {part: number for number, part in enumerate(Part)}
 
 @dataclass(frozen=True, slots=True)
 class BodyEntry:
-    """A body in the list: its block's index, its part, size and xxh3-128 checksum."""
+    """A block body in the document's list. `block` is the block's index."""
 
     block: int
     part: Part
@@ -51,7 +51,7 @@ class BodyEntry:
 
 @dataclass(frozen=True, slots=True)
 class AgentDocument:
-    """An agent, and the list of its bodies."""
+    """An exported agent, and the list of its block bodies."""
 
     namespace: bytes
     layout: str

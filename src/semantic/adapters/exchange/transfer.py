@@ -35,8 +35,8 @@ from semantic.ports.store import StorePort
 _SUFFIXES = (".safetensors", ".json")
 _OWNER_ONLY = 0o600
 _MAX_DOCUMENT_BYTES = 32 << 20
-"""The most bytes of a document, for three million tokens. A parsed document takes several times as
-much memory."""
+"""The maximum size of a document in bytes, for three million tokens. A parsed document takes
+several times as much memory."""
 _PIECE_BYTES = 1 << 20
 _SALT_BYTES = 32
 _DESCRIPTORS = Path("/proc/self/fd")
@@ -65,7 +65,7 @@ class AgentFiles:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export. `n_blocks` includes blocks that the store lacks."""
+    """The result of an export. `n_blocks` includes the agent's blocks that the store lacks."""
 
     files: AgentFiles
     n_bodies: int
@@ -78,8 +78,8 @@ class Exported:
 def export_agent(
     store: StorePort, manifest: Manifest, given: Path, on_progress: OnProgress = no_progress
 ) -> Exported:
-    """Write an agent and its stored bodies to two new files. `on_progress` counts bytes. Raises
-    InvalidRequestError, and leaves no new file, on failure."""
+    """Write an agent and its stored bodies to two new files. `on_progress` counts bytes. On
+    failure, raises InvalidRequestError and leaves no new file."""
     files = AgentFiles.of(given)
     if os.path.lexists(files.document):
         raise _taken(files.document)
@@ -153,7 +153,7 @@ def _read_body(store: StorePort, header: BlockHeader, entry: BodyEntry) -> bytes
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The result of an import: the saved agent and its bodies."""
+    """The result of an import: the saved agent, and the number and bytes of its bodies."""
 
     manifest: Manifest
     n_bodies: int
@@ -168,7 +168,7 @@ def import_agent(
     name: str | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Imported:
-    """Put an exported agent into `store` as `name`; None is its exported name.
+    """Put an exported agent into `store` as `name`. None means the agent's exported name.
 
     Raises InvalidRequestError for a bad file or name. Raises CapacityError if the blocks exceed the
     quota, and StoreError if the store cannot save the agent.
@@ -202,8 +202,8 @@ class _Progress:
 
 
 def manifest_of(document: AgentDocument, tenant: bytes, name: str | None) -> Manifest:
-    """Return the agent in `document` as a manifest of `tenant`, a tag. A new salt keeps other
-    agents from its blocks."""
+    """Return the agent in `document` as a manifest of the tenant with the tag `tenant`. A new salt
+    keeps other agents from its blocks."""
     scope = Scope(document.namespace, tenant, secrets.token_bytes(_SALT_BYTES))
     return Manifest(
         scope,
@@ -300,7 +300,7 @@ def _require_room(store: StorePort, document: AgentDocument) -> None:
 def require_intact(
     file: BinaryIO, document: AgentDocument, on_bytes: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Check the whole container. Calls `on_bytes` for each sound body. Raises
+    """Check the whole container. Calls `on_bytes` after each sound body. Raises
     InvalidRequestError."""
     _to_first_body(file, document)
     for entry in document.bodies:
@@ -312,7 +312,7 @@ def require_intact(
 
 
 def _bodies(file: BinaryIO, document: AgentDocument) -> Iterator[tuple[BodyEntry, bytes]]:
-    """Yield each body after its entry. Raises InvalidRequestError at the first wrong checksum."""
+    """Yield each entry and its body. Raises InvalidRequestError at the first wrong checksum."""
     _to_first_body(file, document)
     for entry in document.bodies:
         body = file.read(entry.n_bytes)
