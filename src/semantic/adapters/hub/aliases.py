@@ -37,7 +37,7 @@ _LONGEST_NAME: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """Models by alias, one mapping for each table of the file."""
+    """The models by alias, in one mapping for each table of the file."""
 
     aliases: Mapping[str, str] = field(default_factory=dict)
     served: Mapping[str, str] = field(default_factory=dict)
@@ -86,7 +86,7 @@ def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | Non
 
 
 def remove_alias(name: str, file: Path | None = None) -> bool:
-    """Remove an alias; return False if it does not exist. Raises the same errors as `set_alias`."""
+    """Remove an alias; return False for an unknown alias. Raises the same errors as `set_alias`."""
 
     def change(document: TOMLDocument) -> bool:
         tables = [document[table] for table in _TABLES if table in document]

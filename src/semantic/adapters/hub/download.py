@@ -38,7 +38,7 @@ OnBytes = Callable[[int], None]
 
 
 def missing_bytes(model: RemoteModel) -> int:
-    """Return the bytes of `model` that are not on this disk yet."""
+    """Return the number of bytes of `model` that are not on this disk yet."""
     blobs = _blobs(model)
     return sum(file.n_bytes - _kept(blobs, file) for file in model.files)
 

@@ -80,7 +80,7 @@ def listed_sizes(model: CachedModel, patterns: Sequence[str]) -> dict[str, int] 
 
 
 def remove_cached(hub_id: str, *, dry_run: bool = False) -> int:
-    """Delete a model; return the bytes that this frees. With `dry_run`, delete nothing. Raises
+    """Delete a model; return the bytes that this frees. If `dry_run`, delete nothing. Raises
     ModelNotFoundError."""
     cache = _scan()
     repo = next((repo for repo in _models(cache) if repo.repo_id == hub_id), None)
@@ -124,7 +124,7 @@ def _model(repo: CachedRepoInfo, cache: HFCacheInfo) -> CachedModel:
 
 
 def _current(repo: CachedRepoInfo) -> CachedRevisionInfo:
-    """Return the main branch's revision; without a main branch, the one written last."""
+    """Return the main branch's revision; without a main branch, the revision written last."""
     newest = max(repo.revisions, key=lambda revision: revision.last_modified)
     return repo.refs.get(_MAIN, newest)
 
