@@ -1,1 +1,1 @@
-"""The server: APIs over HTTP, its web page, clients' settings files, and commands for them."""
+"""The server: its HTTP APIs, its web page and its commands. Also sets up clients to use it."""

@@ -1,5 +1,5 @@
-"""Every setting of a server: its type, bounds, default and help text. Imports neither pydantic nor
-typer, so `semantic --help` is instant."""
+"""Every setting of a server, with its type, bounds, default and help text. Imports neither pydantic
+nor typer, so `semantic --help` is instant."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ _LOG: Final = "Log"
 
 @dataclass(init=False, repr=False, eq=False)
 class DeclaredSettings:
-    """All settings, in the order of the help. Sizes are in the unit that the name gives, times in
-    seconds."""
+    """All settings, in the order of the help. A size is in the unit that its name gives. A time is
+    in seconds."""
 
     host: Annotated[str, Flag(_ADDRESS, "Address to listen on. Default: 127.0.0.1.")] = "127.0.0.1"
     port: Annotated[Port, Flag(_ADDRESS, "Port; 0 takes a free one. Default: 8000.")] = 8000

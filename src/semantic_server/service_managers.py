@@ -19,7 +19,7 @@ from semantic.domain.errors import InvalidRequestError, OperatorError
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The program to run. The manager kills it `stop_seconds` after a request to stop."""
+    """The program that a service runs. The manager kills it `stop_seconds` after a stop request."""
 
     command: tuple[str, ...]
     stop_seconds: int
@@ -27,8 +27,8 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """The state of this program's service. `log` is a command that shows the log, `starts_with` an
-    event that starts the service."""
+    """The state of this program's service. `log` is a command that shows the log. `starts_with` is
+    the event that starts the service."""
 
     file: Path
     installed: bool
@@ -44,14 +44,14 @@ class ServicePort(Protocol):
         """Return the service file's text. Raises InvalidRequestError for control characters."""
 
     def install(self, service: Service) -> bool:
-        """Write the file and start the service; return True if the file changed.
+        """Write the service's file and start the service. Returns True if the file changed.
 
         Restarts a running service whose file changed. Raises OperatorError if the file belongs to
         another program, or if the write or the start fails.
         """
 
     def uninstall(self) -> bool:
-        """Stop the service and remove the file; return True if the file existed. Raises the same
+        """Stop the service and remove its file. Returns True if the file existed. Raises the same
         errors as `install`."""
 
     def state(self) -> ServiceState:
@@ -60,7 +60,7 @@ class ServicePort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A finished command: exit code, stdout and stderr."""
+    """The result of a command: its exit code, stdout and stderr."""
 
     code: int
     printed: str
@@ -71,7 +71,7 @@ class HostPort(Protocol):
 
     @property
     def system(self) -> str:
-        """The name of the system, as in `sys.platform`: "linux", "darwin"."""
+        """The name of the operating system, as in `sys.platform`."""
 
     @property
     def user_id(self) -> int:
@@ -86,7 +86,7 @@ class HostPort(Protocol):
         """The folder of the user's settings."""
 
     def run(self, command: Sequence[str]) -> Ended:
-        """Run a program until it ends. A missing program yields exit code 127."""
+        """Run a command until it ends. If the program is missing, the exit code is 127."""
 
     def pause(self) -> None:
         """Wait for a moment."""
@@ -142,8 +142,8 @@ MARK: Final = "Written by `semantic service install`; `semantic service uninstal
 
 
 def read_file(path: Path) -> str | None:
-    """Return the text of this program's file, or None without a file. Raises OperatorError for
-    another program's file."""
+    """Return the text of this program's file, or None if the file is missing. Raises OperatorError
+    for another program's file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -158,8 +158,8 @@ def read_file(path: Path) -> str | None:
 
 
 def write_file(path: Path, text: str) -> bool:
-    """Write `text` at `path` atomically; return True if the file changed. Raises OperatorError for
-    a failed write and for another program's file."""
+    """Write `text` at `path` atomically. Returns True if the file changed. Raises OperatorError if
+    the write fails or the file is another program's."""
     if read_file(path) == text:
         return False
     try:
@@ -181,7 +181,7 @@ def write_file(path: Path, text: str) -> bool:
 
 
 def remove_file(path: Path) -> bool:
-    """Remove this program's file; return True if it existed. Raises OperatorError if that fails."""
+    """Remove this program's file. Returns True if it existed. Raises OperatorError on failure."""
     if read_file(path) is None:
         return False
     try:
@@ -280,7 +280,7 @@ def _systemctl(host: HostPort, *arguments: str) -> Ended:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for a unit's file, so that systemd expands nothing."""
+    """Quote a word for a unit's file. systemd then expands nothing in the word."""
     for special, plain in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         word = word.replace(special, plain)
     return f'"{word}"'
@@ -291,7 +291,7 @@ _END_OF_HEAD: Final = "<plist version"
 _BETWEEN_STARTS: Final = 30
 """Seconds between starts: launchd restarts a failed program forever."""
 _MOST_PAUSES: Final = 600
-"""Most pauses to wait for a service to stop."""
+"""The maximum number of pauses to wait until a service stops."""
 
 
 class Launchd:
@@ -361,7 +361,7 @@ class Launchd:
         return _launchctl(self._host, "print", f"{self._domain}/{_LABEL}").code == 0
 
     def _stop(self) -> None:
-        """Stop the service and wait until launchd has unloaded it: an earlier start would fail."""
+        """Stop the service and wait until launchd has unloaded it. An earlier start would fail."""
         if not self._is_loaded():
             return
         _launchctl(self._host, "bootout", f"{self._domain}/{_LABEL}")

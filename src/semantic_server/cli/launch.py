@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from semantic_server.clients.config_file import Change, Plan
 
 _ENOUGH_CONTEXT = 32_768
-"""Context in tokens; agents fill most of a smaller one with their own prompts."""
+"""Agents fill most of a smaller context, in tokens, with their own prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class LaunchOptions:
     ] = False
 
     def server(self) -> RunningServer:
-        """Find the server to use. Raises the same errors as `find_server`."""
+        """Find the running server to use. Raises the same errors as `find_server`."""
         from semantic_server.clients.coding_agents import find_server
 
         return find_server(self.url, self.model, self.key_variable)

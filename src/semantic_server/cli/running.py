@@ -213,7 +213,7 @@ class RemoteOptions:
 def export_archive(
     url: str, key_variable: str, name: str, owner: Owner, file: Path
 ) -> tuple[str, Json]:
-    """Write an agent of a server to a new file or stdout; return a report as text and as JSON."""
+    """Write an agent of a server to a new file or stdout. Return a report as text and as JSON."""
     from semantic_server.clients.server_connection import exported
 
     with (
@@ -231,7 +231,7 @@ def export_archive(
 def import_archive(
     url: str, key_variable: str, file: Path, name: str | None, owner: Owner
 ) -> tuple[str, Json]:
-    """Send an agent's archive to a server; return a report as text and as JSON."""
+    """Send an agent's archive to a server. Return a report as text and as JSON."""
     from semantic.adapters.exchange.transfer import open_file
     from semantic_server.clients import server_connection as agent_archives
 

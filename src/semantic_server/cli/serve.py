@@ -63,8 +63,8 @@ def _as_flag(hint: object) -> object:
 
 
 def _given(declared: type) -> type | GenericAlias:
-    """Return the type of a flag's value. It is a text if only loading the settings can validate
-    it."""
+    """Return the type of a flag's value. It is `str` if only loading the settings can validate the
+    value."""
     origin, parts = get_origin(declared), get_args(declared)
     if origin is None:
         return str if declared is object else declared
@@ -79,7 +79,7 @@ class ServeOptions:
     """Every setting of a server as a flag. None means that the flag is missing."""
 
     def given(self) -> dict[str, object]:
-        """Return the values of the flags on the command line, by setting."""
+        """Return the flags on the command line as a mapping from setting to value."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -113,7 +113,7 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
 
 
 def follow_rank(settings: ServerSettings) -> bool:
-    """Compute for rank 0 until rank 0 ends, then return True. On rank 0, return False at once.
+    """On rank 0, return False at once. On other ranks, compute until rank 0 ends, then return True.
     Raises InvalidRequestError for settings that work on only one device."""
     from semantic.bootstrap import follow_first
     from semantic_server.http.logs import configure_logs
@@ -193,7 +193,7 @@ CONFIG_COMMANDS: dict[str, Callable[..., None]] = {"show": show}
 async def load_model(
     settings: ServerSettings, store_unavailable: OnStoreUnavailable | None = None, sharing: int = 1
 ) -> RunnableServing:
-    """Load the models in `settings`, ready for requests. Raises the same errors as
+    """Load the models in `settings`. They are then ready for requests. Raises the same errors as
     `serve.load_serving` and `serve_models.load_models`."""
     import asyncio
 
@@ -220,8 +220,8 @@ async def load_model(
 
 
 def promised_of(settings: ServerSettings, sharing: int = 1) -> Settings:
-    """Return the engine's settings with the memory limit of this process. `sharing` processes share
-    the machine. Raises the same errors as `promised`."""
+    """Return the engine's settings with the memory limit of this process. `sharing` is the number
+    of processes on the machine. Raises the same errors as `promised`."""
     others = map(model_of, (*settings.model[1:], *settings.allowed_models))
     embedding = settings.embedding_model
     return promised(
@@ -306,7 +306,7 @@ async def _load_and_remember(
 
 
 def remember(settings: ServerSettings) -> None:
-    """Save the configured names as aliases of the model; print a notice on failure."""
+    """Save the configured names as aliases of the model. A failure only prints a notice."""
     try:
         remember_served(settings.model[0], settings.served_model_name)
     except SemanticError as error:
@@ -314,7 +314,7 @@ def remember(settings: ServerSettings) -> None:
 
 
 def served_names(settings: ServerSettings) -> tuple[str, ...]:
-    """Return the names that requests may use for the model."""
+    """Return the names that requests may use for the model in `settings`."""
     return settings.served_model_name or own_names(model_of(settings.model[0]), settings.model[0])
 
 
@@ -396,12 +396,12 @@ def _print_ready(where: str, serving: RunnableServing) -> None:
 
 
 def notify_store_unavailable(error: StoreError) -> None:
-    """Print a notice that the store is unavailable; ignore a closed stderr."""
+    """Print a notice that the store is unavailable. Ignores a closed stderr."""
     with suppress(OSError):
         print_store_unavailable(error)
 
 
 def _print_line(message: str) -> None:
-    """Print a notice. A closed stderr must not stop the server."""
+    """Print a notice. A closed stderr does not stop the server."""
     with suppress(OSError):
         print_notice(message)

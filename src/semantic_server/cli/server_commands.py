@@ -1,4 +1,4 @@
-"""The commands that the server adds to the program."""
+"""The commands that the server adds to the `semantic` program."""
 
 from __future__ import annotations
 

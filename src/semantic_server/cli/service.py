@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from semantic_server.service_managers import HostPort, ServicePort, ServiceState
 
 _TO_SAVE_SECONDS = 120
-"""Seconds for the server to save its agents after the last answer."""
+"""The seconds in which the server can save its agents after the last answer."""
 _NOT_RUNNING = 1
 
 
@@ -79,7 +79,7 @@ SERVICE_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def service_manager(host: HostPort | None = None) -> ServicePort:
-    """Return the user's service manager. Raises OperatorError if no manager runs."""
+    """Return the user's service manager. Raises OperatorError if none is running."""
     from semantic_server.service_managers import Host, Launchd, Systemd
 
     here = host or Host()
@@ -94,8 +94,8 @@ def service_manager(host: HostPort | None = None) -> ServicePort:
 
 
 def require_known_to_the_service(loaded: LoadedSettings) -> None:
-    """Raise InvalidRequestError for a key on the command line, or a setting in this shell's
-    variables."""
+    """Raise InvalidRequestError for a setting that the service would not get. A key on the command
+    line and a variable of this shell are such settings."""
     from semantic_server.http.settings import KEY_FILES
 
     for name, origin in loaded.origins.items():
@@ -111,7 +111,7 @@ def require_known_to_the_service(loaded: LoadedSettings) -> None:
 
 
 def flags(options: ServeOptions, config: Path | None) -> Iterator[str]:
-    """Yield `options` and the file `config` as flags of `semantic serve`, with absolute paths."""
+    """Yield `options` and the file `config` as flags of `semantic serve`. Makes paths absolute."""
     hints = get_type_hints(ServeOptions, include_extras=True)
     given = options.given()
     for field in fields(options):
@@ -138,7 +138,7 @@ _MODELS = frozenset({"model", "allowed_models", "embedding_model", "kept_models"
 
 
 def _absolute(name: str, value: object) -> object:
-    """Return a setting's value with an absolute path: the service runs in another folder."""
+    """Make a path in a setting's value absolute, because the service runs in another folder."""
     if isinstance(value, Path):
         return value.expanduser().absolute()
     if name == "adapters":

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _RETRY_SECONDS = 2.0
 _ENDED = 8
-"""Most finished requests on the screen."""
+"""The maximum number of finished requests on the screen."""
 _BAR = 24
 _TIERS = {"process": "process", "pool": "pool", "memory": "RAM tier", "disk": "disk"}
 
@@ -107,7 +107,7 @@ def watch(
 
 
 class View:
-    """The content of the screen."""
+    """The figures on the screen."""
 
     def __init__(self) -> None:
         self._overview: Overview | None = None
@@ -117,7 +117,7 @@ class View:
         self._ended: dict[tuple[str, float], TimelineSpan] = {}
 
     def apply(self, name: str, document: Document) -> None:
-        """Apply an event called `name`. Raises OperatorError for a malformed overview."""
+        """Apply one event to the figures. Raises OperatorError for a malformed overview."""
         from pydantic import ValidationError
 
         from semantic_server.http.overview import Changes, Overview
@@ -170,7 +170,7 @@ class View:
 
 
 def sentence(saved: Saved) -> str:
-    """Return a sentence about the savings, such as "14 min of prefill saved today"."""
+    """Return a sentence about the saved prefill, such as "14 min of prefill saved today"."""
     if not saved.prompt_tokens:
         return "No prompt today."
     share = 100 * saved.cached_tokens // saved.prompt_tokens
@@ -181,7 +181,7 @@ def sentence(saved: Saved) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """Return a duration such as 12.0 s, 14 min or 2 h 14 min."""
+    """Return a duration as text, such as 12.0 s, 14 min or 2 h 14 min."""
     if seconds < 60:  # noqa: PLR2004 - seconds of a minute
         return f"{seconds:.1f} s"
     hours, minutes = divmod(round(seconds / 60), 60)

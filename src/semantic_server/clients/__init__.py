@@ -1,1 +1,1 @@
-"""Functions that add this program's server to the settings files of coding agents."""
+"""Adds this program's server to the settings files of coding agents."""

@@ -1,4 +1,4 @@
-"""Coding agents that can use a server: their settings files, their settings and their commands."""
+"""Coding agents that can use a server: how to configure and start them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 @dataclass(frozen=True, slots=True)
 class RunningServer:
     """A running server. `key_variable` is None if the server requires no key. `context_tokens`
-    limits prompt and answer together."""
+    limits a prompt plus its answer."""
 
     url: str
     model: str
@@ -45,9 +45,9 @@ class _Response:
 def find_server(
     url: str, model: str | None = None, key_variable: str = "SEMANTIC_API_KEY"
 ) -> RunningServer:
-    """Return the server at `url` with `model`, by default its first model. Raises
-    InvalidRequestError for a malformed address, and ModelNotFoundError for an unknown model. Raises
-    OperatorError without a usable response, and OverloadedError while the model loads."""
+    """Return the server at `url`. If `model` is None, uses the server's first model. Raises
+    InvalidRequestError, ModelNotFoundError, and OverloadedError while the model loads. Raises
+    OperatorError for an unusable response."""
     address = read_address(url)
     base = f"{address.scheme}://{address.netloc}"
     if not _VARIABLE.fullmatch(key_variable):
@@ -113,15 +113,14 @@ Environment = Mapping[str, str]
 _PROVIDER: Final = "semantic"
 """The name under which an agent's settings list the server as a provider."""
 _IDLE_MS: Final = 1_800_000
-"""Milliseconds to wait for data: the first prefill of a long prompt takes long. Claude Code accepts
-no larger value."""
+"""Milliseconds to wait for data of an answer. Claude Code accepts no larger value."""
 _ANSWER_TOKENS: Final = 32_000
-"""Most tokens of an answer."""
+"""The maximum number of tokens in an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How to start a program. The user's arguments follow `arguments`."""
+    """A program to start, with arguments. The user's arguments follow `arguments`."""
 
     arguments: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -129,7 +128,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class CodingAgent:
-    """A coding agent: its program, its npm package and its settings file. `settings_file` raises
+    """A coding agent with its program, npm package and settings file. `settings_file` raises
     OperatorError if HOME is not an absolute path."""
 
     name: str
@@ -182,7 +181,7 @@ def _claude_settings(server: RunningServer) -> Settings:
 
 
 def claude_exports(server: RunningServer) -> dict[str, str]:
-    """Return Claude Code's environment variables, with values quoted for a shell."""
+    """Return Claude Code's environment variables. Values are quoted for a shell."""
     from shlex import quote
 
     words = {
@@ -300,7 +299,7 @@ def _opencode_settings(server: RunningServer) -> Settings:
 
 
 def _opencode_start(server: RunningServer, environment: Environment) -> Start:
-    """Pass the settings in an environment variable, which overrides all files."""
+    """Pass opencode's settings in an environment variable, which overrides its settings files."""
     del environment
     settings = json.dumps(_set(_opencode_settings(server)))
     return Start(variables={"OPENCODE_CONFIG_CONTENT": settings})

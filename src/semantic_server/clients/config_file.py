@@ -24,7 +24,7 @@ _MAX_BYTES: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The text of a file before and after a change; `before` is None for a new file."""
+    """The text of a settings file before and after a change. `before` is None for a new file."""
 
     path: Path
     before: bytes | None
@@ -33,8 +33,8 @@ class Plan:
 
 
 def plan(path: Path, kind: FileFormat, required: Settings) -> Plan:
-    """Return the change that puts `required` into the file. Writes nothing. Raises UnreadableError
-    for a text in another format, and OperatorError if reading fails."""
+    """Return the change that puts the `required` settings into a file, but write nothing. Raises
+    UnreadableError for a text in another format, and OperatorError if the file is unreadable."""
     before = _read(path)
     try:
         text = "" if before is None else before.decode("utf-8-sig")
@@ -50,7 +50,7 @@ def plan(path: Path, kind: FileFormat, required: Settings) -> Plan:
 
 
 def write(change: Plan) -> Path | None:
-    """Write the new text atomically; return the path of the backup, or None for a new file. Raises
+    """Write the new text atomically. Return the path of the backup, or None for a new file. Raises
     OperatorError if the write fails or the file has changed since `plan`."""
     if not change.changes:
         return None
@@ -134,7 +134,7 @@ Scalar: TypeAlias = str | int | bool
 Settings: TypeAlias = Mapping[str, "Scalar | Settings | None"]
 """Required settings, as nested tables. None means that the setting must be absent."""
 Document: TypeAlias = dict[str, object]
-"""A parsed file."""
+"""The settings in a file, as nested tables."""
 
 MASK: Final = "********"
 _SECRET: Final = frozenset({"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "apiKey", "apiKeyHelper"})
@@ -145,7 +145,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting's old and new value; None for an absent setting."""
+    """A setting's old and new value. None means that the setting is absent."""
 
     path: tuple[str, ...]
     was: object
@@ -163,7 +163,7 @@ class Change:
 
 def changes(document: Mapping[str, object], required: Settings) -> list[Change]:
     """Return the changes that give `document` the `required` settings. Raises InvalidRequestError
-    if a value stands in place of a table."""
+    if `document` has a plain value where `required` has a table."""
     return list(_changes(document, required, ()))
 
 
@@ -200,14 +200,14 @@ def applied(document: Mapping[str, object], required: Settings) -> Document:
 
 
 class UnreadableError(InvalidRequestError):
-    """The text is not in the expected format."""
+    """The text of a settings file is not in the expected format."""
 
 
 class FileFormat(Protocol):
     """A format of settings files."""
 
     def read(self, text: str) -> Document:
-        """Parse the text."""
+        """Parse the text of a settings file."""
 
     def change(self, text: str, required: Settings) -> str:
         """Return `text` with the `required` settings."""
@@ -217,7 +217,7 @@ class Json:
     """Standard JSON, without comments."""
 
     def read(self, text: str) -> Document:
-        """Parse the text. Raises UnreadableError for a repeated name."""
+        """Parse the text of a settings file. Raises UnreadableError for a repeated name."""
         if not text.strip():
             return {}
         try:
@@ -233,7 +233,7 @@ class Json:
         return document
 
     def change(self, text: str, required: Settings) -> str:
-        """Return `text` with the `required` settings and the same indentation."""
+        """Return `text` with the `required` settings. The indentation stays the same."""
         document = applied(self.read(text), required)
         found = _INDENT.search(text)
         try:
@@ -247,7 +247,7 @@ class Json:
 
 
 class Toml:
-    """TOML; keeps comments and layout."""
+    """TOML. A change keeps comments and layout."""
 
     def read(self, text: str) -> Document:
         try:

@@ -1,5 +1,5 @@
-"""Requests to a running server, each over its own connection. Only the named host gets a key: there
-are no proxies and no redirects."""
+"""Requests to a running server. A key is sent only to the host in the URL, without proxies and
+redirects."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def list_models(url: str, key_variable: str) -> Sequence[Row]:
 
 
 def change_model(url: str, key_variable: str, name: str, action: Literal["load", "unload"]) -> Row:
-    """Load or unload a model, as `action` says; return the model. Raises the same errors as
-    `list_models`."""
+    """Load or unload a model, as `action` says. Return the model's new entry. Raises the same
+    errors as `list_models`."""
     key = key_for(url, key_variable)
     path = f"{_MODELS}/{quote(name, safe='/')}/{action}"
     with send(url, path, key, Upload((), 0, _LOAD_SECONDS)) as reply:
@@ -59,7 +59,7 @@ def read_memory(url: str, key_variable: str) -> Document:
 
 
 def limit_memory(url: str, key_variable: str, limit_gb: float | None) -> Document:
-    """Set the memory limit; None restores the limit of the server's start. Returns the memory
+    """Set the memory limit. None restores the limit at the server's start. Returns the memory
     figures. Raises the same errors as `read_memory`."""
     body = json.dumps({"limit_gb": limit_gb}).encode()
     key = key_for(url, key_variable)
@@ -77,7 +77,7 @@ def _found(reply: Reply) -> Document:
 _EXAMPLE: Final = "http://127.0.0.1:8000"
 
 _CHEAP: Final = "/v1/models"
-"""A path with a cheap reply that requires a key like other paths."""
+"""A path whose reply is short and requires a key as other paths do."""
 _MOST_JSON: Final = 1 << 20
 _MOST_CHARACTERS: Final = 500
 _TIMEOUT: Final = 30.0
@@ -86,7 +86,7 @@ _TIMEOUT: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """The body of a request, its size and its timeout in seconds."""
+    """The body of a request, with its size and a timeout in seconds."""
 
     pieces: Iterable[bytes]
     n_bytes: int
@@ -95,7 +95,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A response of the server at `base`, with an unread body."""
+    """A response of the server at `base`. Its body is read piece by piece."""
 
     base: str
     response: HTTPResponse
@@ -105,12 +105,12 @@ class Reply:
         return self.response.status
 
     def read(self, most: int) -> bytes:
-        """Return at most `most` bytes. Raises OperatorError if the response ends early."""
+        """Return at most `most` bytes of the body. Raises OperatorError if the body is cut off."""
         with self._unbroken():
             return self.response.read(most)
 
     def read_line(self, most: int) -> bytes:
-        """Return the next line; b"" at the end. Raises OperatorError for an incomplete line."""
+        """Return the next line of the body. Raises OperatorError if the body is cut off."""
         with self._unbroken():
             return self.response.readline(most)
 
@@ -126,8 +126,8 @@ class Reply:
 
 @contextmanager
 def get(url: str, path: str, key_variable: str) -> Iterator[Reply]:
-    """Yield the response to a GET. Sends the key only if the server refuses a request without a
-    key. Raises the same errors as `send` and `read_key`."""
+    """Yield the response to a GET. A first attempt sends no key; the second one sends it if
+    required. Raises the same errors as `send` and `read_key`."""
     with send(url, path) as reply:
         if reply.status != HTTPStatus.UNAUTHORIZED:
             yield reply
@@ -140,8 +140,8 @@ def get(url: str, path: str, key_variable: str) -> Iterator[Reply]:
 def send(
     url: str, path: str, key: str | None = None, upload: Upload | None = None
 ) -> Iterator[Reply]:
-    """Yield the response to a GET, or to a POST of `upload`. Raises InvalidRequestError for a
-    malformed address, and OperatorError if there is no response."""
+    """Yield the response to a POST of `upload`, or to a GET without one. Raises InvalidRequestError
+    for a malformed address, and OperatorError if the server does not respond."""
     address = read_address(url)
     base = f"{address.scheme}://{address.netloc}"
     connect = HTTPSConnection if address.scheme == "https" else HTTPConnection
@@ -161,7 +161,7 @@ def send(
 
 
 def key_for(url: str, variable: str) -> str | None:
-    """Return the key, or None if the server requires no key. Raises the same errors as `get`."""
+    """Return the server's key, or None if it requires none. Raises the same errors as `get`."""
     with send(url, _CHEAP) as reply:
         is_open = reply.status != HTTPStatus.UNAUTHORIZED
         return None if is_open else read_key(reply.base, variable)
@@ -196,13 +196,13 @@ def read_key(base: str, variable: str) -> str:
 
 
 def not_ours(base: str, expected: str = "") -> OperatorError:
-    """Return an error that says the response is not `expected`."""
+    """Return an error that says that the response is not the `expected` one."""
     more = f": expected {expected}" if expected else ""
     return OperatorError(f"the server at {base} is not a semantic server{more}")
 
 
 def refusal(reply: Reply, what: str) -> SemanticError:
-    """Return an error with the message of a failed response."""
+    """Return an error with the message from a failed response."""
     match json_object(reply):
         case {"error": {"message": str(said)}}:
             plain = "".join(c if c.isprintable() else " " for c in said[:_MOST_CHARACTERS])
@@ -226,7 +226,7 @@ def json_object(reply: Reply) -> object:
 
 
 def found_object(reply: Reply) -> object:
-    """Return the response as JSON, or None if it is not JSON. Raises an error unless the status is
+    """Return the response as JSON, or None if it is not JSON. Raises an error if the status is not
     200."""
     if reply.status != HTTPStatus.OK:
         raise refusal(reply, "that")
@@ -262,8 +262,8 @@ def read_overview(url: str, key_variable: str) -> Document:
 
 
 def follow_overview(url: str, key_variable: str) -> Generator[tuple[str, Document], None, None]:
-    """Yield (name, document) of each event until the stream ends. Raises the same errors as
-    `read_overview`."""
+    """Yield the name and the document of each event until the stream ends. Raises the same errors
+    as `read_overview`."""
     with _accepted(url, f"{_OVERVIEW}/stream", key_variable) as reply:
         name = ""
         while line := reply.read_line(_LONGEST_LINE):
@@ -302,7 +302,7 @@ _STORE_SECONDS: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive in transfer. Iterating `pieces` raises OperatorError if the transfer stops
+    """An agent's archive in transfer. Iterating `pieces` raises OperatorError if the transfer stops
     early."""
 
     n_bytes: int
@@ -338,7 +338,7 @@ def import_archive(
     name: str | None,
     owner: Owner,
 ) -> tuple[str, int]:
-    """Send an archive; return the agent's name on the server and its number of tokens. If `name` is
+    """Send an archive. Return the agent's name on the server and its number of tokens. If `name` is
     None, the agent keeps its name. Raises the same errors as `exported`."""
     key = key_for(url, key_variable)
     upload = Upload(*archive, _STORE_SECONDS)

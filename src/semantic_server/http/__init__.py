@@ -1,1 +1,1 @@
-"""HTTP server: models behind the APIs of OpenAI, Anthropic and Ollama. Knows no model framework."""
+"""The HTTP server with the APIs of OpenAI, Anthropic and Ollama. Knows no model framework."""

@@ -1,5 +1,5 @@
-"""Activity of a server: recent requests and the figures of the last minutes. Stores names and
-counts, never texts."""
+"""A server's recent requests, and its figures of the last minutes. Stores names and counts, never
+texts."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from semantic_server.http.metrics import PrefillRate
 PhaseName = Literal["waiting", "reading", "decoding", "preempted"]
 
 MOST_SPANS: Final = 1000
-"""Most finished requests to remember."""
+"""The maximum number of finished requests to remember."""
 _MOST_PHASES: Final = 64
-"""Most phases to keep of one request."""
+"""The maximum number of phases to keep for one request."""
 
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """A request on the time line, with the Unix time at which each phase began. `end` is None while
-    the request runs."""
+    """A request on the time line. Its phases have the Unix times at which they began. `end` is None
+    while the request runs."""
 
     uid: str
     agent: str
@@ -72,7 +72,7 @@ class _OfTenant:
 
 
 class Recorder:
-    """Records the requests and savings of each tenant. Not thread-safe; use on one event loop."""
+    """Records each tenant's requests and savings. Not thread-safe. Use it on one event loop."""
 
     def __init__(
         self, woken: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.time
@@ -97,7 +97,7 @@ class Recorder:
         return bool(self._running)
 
     def spans(self, tenant: str | None, after: int = 0) -> list[Span]:
-        """Return the requests of `tenant` that changed after `after`. None means all tenants."""
+        """Return a tenant's requests that changed after `after`. None means all tenants."""
         return [
             one
             for one in (*self._ended, *self._running)
@@ -105,7 +105,7 @@ class Recorder:
         ]
 
     def savings(self, tenant: str | None) -> tuple[Savings, Savings]:
-        """Return the savings since the server's start and since midnight. None means all
+        """Return a tenant's savings since the server's start and since midnight. None means all
         tenants."""
         names = self._tenants if tenant is None else (tenant,)
         start, today = Savings(self.started), Savings(self._since_midnight())
@@ -125,7 +125,7 @@ class Recorder:
         return span
 
     def enter(self, span: Span, phase: PhaseName) -> None:
-        """Begin a phase, unless the span is already in that phase."""
+        """Begin a phase of a request, unless the request is already in that phase."""
         if span.phases[-1][0] == phase:
             return
         if len(span.phases) < _MOST_PHASES:
@@ -133,7 +133,7 @@ class Recorder:
             span.version = next(self._versions)
 
     def end(self, span: Span, record: AnswerRecord) -> None:
-        """End a span and count its savings."""
+        """End a request and count its savings."""
         span.end = self._clock()
         span.version = next(self._versions)
         span.finish = record.finish
@@ -198,8 +198,8 @@ class _RequestObserver(Observer):
 def _with_whole_reading(
     phases: list[tuple[PhaseName, float]], seconds: float
 ) -> list[tuple[PhaseName, float]]:
-    """The engine reports the first chunk of a prefill only after computing it, so move the start
-    back by `seconds`."""
+    """Move the start of the first prefill back by `seconds`. The engine reports a chunk of a
+    prefill only after computing it."""
     names = [name for name, _ in phases]
     if "preempted" in names or "decoding" not in names or not seconds:
         return phases
@@ -210,7 +210,7 @@ def _with_whole_reading(
 T = TypeVar("T")
 
 SENDING: Final = 2
-"""Seconds to send the last data of each answer."""
+"""Seconds to send the last data of all answers."""
 
 
 class Ending:
@@ -227,7 +227,7 @@ class Ending:
             one.reschedule(now)
 
     async def events(self, events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """Yield `events`. Raises OverloadedError when the server ends its answers."""
+        """Yield an answer's `events`. Raises OverloadedError when the server ends its answers."""
         while True:
             if self.has_begun:
                 raise _stopping()
@@ -254,15 +254,15 @@ def _stopping() -> OverloadedError:
 
 
 INTERVAL: Final = 1.0
-"""Seconds between two samples."""
+"""Seconds between two samples of the figures."""
 MOST_SAMPLES: Final = 600
 MOST_WATCHERS: Final = 8
-"""Most open streams per tenant, and of all operators together."""
+"""The maximum number of open streams per tenant. All operators together count as one tenant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Figures at a Unix time."""
+    """A server's figures at a Unix time."""
 
     at: float
     figures: Figures
@@ -270,15 +270,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class LiveRequest:
-    """A request in the engine, and its speed since the previous sample."""
+    """A request in the engine, with its speed since the previous sample."""
 
     request: RunningRequest
     tokens_per_second: float | None
 
 
 class Watch:
-    """Samples the figures once per second while a request runs or a stream is open. Use it on one
-    event loop."""
+    """Samples the server's figures once per second while a request runs or a stream is open. Use it
+    on one event loop."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class Watch:
         clock: Callable[[], float] = time.time,
         interval: float = INTERVAL,
     ) -> None:
-        """A worker thread calls `figures`, which may block."""
+        """A worker thread calls `figures`, so it may block."""
         self.recorder = Recorder(self._wake, clock)
         self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self.live: tuple[LiveRequest, ...] = ()
@@ -316,7 +316,7 @@ class Watch:
 
     @contextmanager
     def watching(self, tenant: str | None) -> Iterator[None]:
-        """Sample while the context is open. Raises the same errors as `require_room`."""
+        """Sample figures within the context. Raises the same errors as `require_room`."""
         self.require_room(tenant)
         self._watchers[tenant] += 1
         try:
@@ -326,7 +326,7 @@ class Watch:
             self._watchers[tenant] -= 1
 
     async def next(self) -> bool:
-        """Wait for the next sample; return False when the server stops."""
+        """Wait for the next sample of the figures. Returns False when the server stops."""
         if not self._is_closed:
             await self._sampled.wait()
         return not self._is_closed
@@ -384,7 +384,7 @@ class Watch:
 def of_tenant(
     live: Sequence[LiveRequest], tenant: str | None, agents: AgentsPort | None
 ) -> list[LiveRequest]:
-    """Return the requests of `tenant`; None means all tenants."""
+    """Return the requests of `tenant`. None means all tenants."""
     if tenant is None or agents is None:
         return list(live) if tenant is None else []
     own = agents.id_of(tenant)

@@ -35,10 +35,10 @@ class AnswerRecord:
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     match: MatchReport | None = None
     ttft: float | None = None
-    """The time to the first piece."""
+    """The time to the first piece of the answer."""
     total: float = 0.0
     gaps: list[float] = field(default_factory=list)
-    """The times between pieces."""
+    """The times between two pieces of the answer."""
     finish: str = "cancelled"
     """The finish reason, "cancelled" or "refused"."""
     error: str | None = None
@@ -58,18 +58,18 @@ class AnswerRecord:
 
     @property
     def decode(self) -> float:
-        """Seconds from the first piece to the end."""
+        """Seconds from the first piece of the answer to its end."""
         return 0.0 if self.ttft is None else self.total - self.ttft
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens per second of decode, or None below two tokens."""
+        """Tokens per second of decode, or None for fewer than two tokens."""
         n_gaps = self.usage.completion - 1
         return n_gaps / self.decode if n_gaps > 0 and self.decode > 0 else None
 
 
 class Observer(Protocol):
-    """Receives the progress of every answer on the event loop. Methods must not block."""
+    """Receives the progress of every answer on the event loop. Its methods must not block."""
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
         """The engine accepted and queued the request."""
@@ -84,7 +84,7 @@ class Observer(Protocol):
         del uid
 
     def finished(self, uid: str | None, record: AnswerRecord) -> None:
-        """The answer ended; `uid` is None for a rejected request."""
+        """The answer ended. `uid` is None for a rejected request."""
 
 
 def _unchanged(events: Events) -> Events:
@@ -103,7 +103,7 @@ class InstrumentedServing:
         model: str = "",
         through: Callable[[Events], Events] = _unchanged,
     ) -> None:
-        """`model` is the model's id if the server has several. `through` wraps the event stream."""
+        """`model` is None if the server has only one. `through` wraps the stream of events."""
         self._of = model
         self._through = through
         self._serving = serving
@@ -115,7 +115,7 @@ class InstrumentedServing:
         return self._serving.model
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """See `ServingPort.answer`. Also raises the errors of `through`."""
+        """See `ServingPort.answer`. Also raises the errors of the wrapper `through`."""
         timer = _AnswerTimer(self._observers, self._clock, self._of)
         try:
             async with (
@@ -199,7 +199,7 @@ class _AnswerTimer:
 
 
 class LostPart(BaseModel):
-    """The part of the request that changed. Tools and messages count from 1."""
+    """The part of the request that changed. `number` counts tools or messages from 1."""
 
     kind: PartKind
     change: Change
@@ -208,7 +208,7 @@ class LostPart(BaseModel):
 
 
 class LostTokens(BaseModel):
-    """Cached tokens that the engine computed again, and the seconds needed."""
+    """Cached tokens that the engine computed again, and the seconds that this took."""
 
     tokens: int
     seconds: float

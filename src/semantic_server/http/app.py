@@ -67,7 +67,7 @@ FILES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         **{f"/page/{name}": (name, _MODULE) for name in MODULES},
     }
 )
-"""Name and media type of the file for each path."""
+"""The name and media type of the web page's file for each path."""
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -169,14 +169,14 @@ _REFERENCE: Final = "#/components/schemas/{model}"
 
 
 def documented(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
-    """Return every status that a route may return, with `model` as the body. Refers to `model` by
-    name: FastAPI builds some 600 serializers for a class."""
+    """Return every status that a route may return, with `model` as the response body. `model` is a
+    name, because FastAPI builds some 600 serializers for a class."""
     body = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}
     return {status: {"content": body, "description": text} for status, text in STATUSES.items()}
 
 
 def describe(app: FastAPI, *, version: str, with_keys: bool) -> None:
-    """Install the OpenAPI schema of `app`; `with_keys` adds its authentication."""
+    """Install the OpenAPI schema of `app`. `with_keys` adds API keys to the schema."""
 
     def openapi() -> dict[str, object]:
         if not app.openapi_schema:
@@ -238,7 +238,7 @@ def _row(method: str, path: str, description: str) -> str:
 
 
 def _drop_unused_status(paths: Mapping[str, Mapping[str, dict[str, dict[str, object]]]]) -> None:
-    """Drop 422, which FastAPI adds to routes with parameters: the server answers 400."""
+    """Remove status 422, which FastAPI adds to routes with parameters. This server answers 400."""
     for methods in paths.values():
         for operation in methods.values():
             operation["responses"].pop("422", None)
@@ -258,12 +258,12 @@ NO_TELEMETRY: Final[TelemetryConfig] = {
     "operation_spans": False,
     "auto_configure": False,
 }
-"""Turns off FastAPI's telemetry, which may export the contents of requests."""
+"""Turns off FastAPI's telemetry, which may export the content of requests."""
 
 RESPONSE_BYTES: Final = 64 << 20
-"""Byte limit of stored responses in memory."""
+"""The maximum size of all stored responses in memory, in bytes."""
 _LARGE_BODIES: Final = 8
-"""Most bodies of maximum size in memory at the same time."""
+"""The maximum number of request bodies of maximum size in memory at once."""
 
 
 def create_app(
@@ -276,7 +276,7 @@ def create_app(
     responses: ResponsesPort | None = None,
 ) -> FastAPI:
     """Create the application for `serving`, or for the model that `lifecycle` loads. `progress`
-    displays prefills. `responses` stores responses."""
+    shows prefills. `responses` stores the replies of the responses API."""
     settings = settings or ServerSettings()
     context = context or ServerContext(serving)
     context.settings = settings
@@ -331,7 +331,7 @@ def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:
 
 
 def large_bodies(settings: ServerSettings) -> LargeBodies:
-    """Return the limiter of memory for large bodies."""
+    """Return the limiter of memory for large request bodies."""
     return LargeBodies(_LARGE_BODIES * settings.max_body_bytes, settings.body_timeout)
 
 

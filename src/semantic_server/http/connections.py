@@ -1,4 +1,4 @@
-"""Client connections: a deadline for each phase, and a limit on their number."""
+"""The connections of clients, with a limit on their number and a deadline for each phase."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
 """Paths that the server answers even when it is full."""
 
 DRAIN_SECONDS: Final = 10.0
-"""Seconds to drain the rest of a rejected body, so that the client receives the response."""
+"""Seconds to read the rest of a rejected body, so that the client receives the response."""
 
 _WARNING_SECONDS: Final = 60.0
 _V6_NETWORK: Final = 64
-"""Bits of an IPv6 address that name a network."""
+"""The number of bits of an IPv6 address that identify a network."""
 
 _FULL: Final = Problem(
     HTTPStatus.SERVICE_UNAVAILABLE,
@@ -45,8 +45,8 @@ _FULL: Final = Problem(
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Timeouts in seconds. `max_requests` limits connections with a request in progress, `max_open`
-    all connections."""
+    """Timeouts in seconds, and two limits. `max_requests` limits the connections that run a
+    request, `max_open` all connections."""
 
     header_timeout: float
     send_timeout: float
@@ -55,14 +55,14 @@ class ConnectionLimits:
 
 
 class Phase(Enum):
-    """The phases of a connection. The server closes connections in the earliest phase first."""
+    """The phases of a connection. The server closes connections in an earlier phase first."""
 
     NO_REQUEST = auto()
     """No request is in progress."""
     CLIENT = auto()
     """The client has yet to send the body, or does not read the response."""
     RUNNING = auto()
-    """A complete request. The server never closes such a connection to admit another."""
+    """The request is complete. The server never closes such a connection to admit another one."""
 
 
 class Connections:
@@ -79,8 +79,8 @@ class Connections:
         self._warned = -_WARNING_SECONDS
 
     def opened(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Add a connection; at the limit, close another one first. Returns False if all others run
-        a request."""
+        """Add a connection. At the limit, closes another connection first. Returns False if all
+        other connections run a request."""
         if len(self._phases) >= self.limits.max_open:
             self._warn(now)
             oldest = self._first_to_close(Phase.NO_REQUEST) or self._first_to_close(Phase.CLIENT)
@@ -91,18 +91,18 @@ class Connections:
         return True
 
     def moved(self, connection: DeadlineProtocol, phase: Phase, now: float) -> None:
-        """Record the phase of a connection; ignore a closed one."""
+        """Record the new phase of a connection. Ignores a closed connection."""
         if self._phases.get(connection, phase) is not phase:
             self._leave(connection)
             self._enter(connection, phase, now)
 
     def closed(self, connection: DeadlineProtocol) -> None:
-        """Remove a connection; ignore an unknown one."""
+        """Remove a connection. Ignores an unknown connection."""
         if connection in self._phases:
             self._leave(connection)
 
     def may_run(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Return True if a request may run; at the limit, close a slow client's connection."""
+        """Return True if the connection may run a request. May close a slow client's connection."""
         if self._n_requests <= self.limits.max_requests:
             return True
         self._warn(now)
@@ -152,7 +152,7 @@ def _crowd(connections: dict[DeadlineProtocol, float]) -> tuple[int, float]:
 
 
 class DeadlineProtocol(H11Protocol):
-    """HTTP/1.1 with deadlines. uvicorn has none for headers, or for a client that stops reading."""
+    """HTTP/1.1 with deadlines. uvicorn has none for headers and none for slow readers."""
 
     registry: ClassVar[Connections]
     peer = ""
@@ -227,13 +227,13 @@ class DeadlineProtocol(H11Protocol):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Reject malformed HTTP. The parser's error handler calls this method."""
+        """Reject malformed HTTP. uvicorn calls this method for a parse error."""
         error = sys.exception()
         hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._refuse(Problem(HTTPStatus(hint), msg.rstrip(".")))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application, or send a 503 when too many requests are in progress."""
+        """Run the application. Sends a 503 instead when too many requests are in progress."""
         if scope["path"] in PROBES or self.registry.may_run(self, self.loop.time()):
             await self._serve(scope, receive, send)
             return
@@ -278,7 +278,7 @@ class DeadlineProtocol(H11Protocol):
 
 
 def protocol_of(connections: Connections) -> type[DeadlineProtocol]:
-    """Return a protocol class bound to `connections`: uvicorn passes no arguments."""
+    """Return a protocol class for uvicorn that uses `connections`."""
     return type("LimitedProtocol", (DeadlineProtocol,), {"registry": connections})
 
 

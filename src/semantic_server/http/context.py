@@ -79,8 +79,8 @@ def serving_of(request: Request, name: object = None) -> ServingPort:
 
 
 def embedding_of(request: Request) -> EmbeddingPort:
-    """Return the embedding model. Raises OverloadedError while it loads, and ModelNotFoundError if
-    there is none."""
+    """Return the embedding model. Raises OverloadedError while it loads, and ModelNotFoundError on
+    a server without one."""
     context = context_of(request)
     if context.serving is None:
         raise OverloadedError("the model is loading", retry_after=RETRY_SECONDS)
@@ -92,7 +92,7 @@ def embedding_of(request: Request) -> EmbeddingPort:
 
 
 def model_in_query(request: Request) -> str | None:
-    """Return the query's `model`. A plus sign means a space."""
+    """Return the model's name in the query. A plus sign means a space."""
     given, models = request.query_params.get(MODEL_QUERY), context_of(request).models
     if given is None or models is None:
         return given
@@ -102,8 +102,8 @@ def model_in_query(request: Request) -> str | None:
 
 
 def agents_of_named(request: Request) -> AgentsPort:
-    """Return the same agents as `agents_of`. Raises InvalidRequestError if the query must name a
-    model."""
+    """Return the agents of the model in the query. Raises the same errors as `agents_of`, and
+    InvalidRequestError if the query must name a model."""
     models = context_of(request).models
     names = () if models is None else [one.served.id for one in models.statuses()]
     if len(names) > 1 and MODEL_QUERY not in request.query_params:
@@ -115,8 +115,8 @@ def agents_of_named(request: Request) -> AgentsPort:
 
 
 def agents_of(request: Request) -> AgentsPort:
-    """Return the agents of the model in the query, by default of the first model. Raises
-    OverloadedError while the server loads, and ModelNotFoundError for an unknown name."""
+    """Return the agents of the model in the query, or of the first model. Raises OverloadedError
+    while the server loads, and ModelNotFoundError for an unknown name."""
     context = context_of(request)
     if context.agents is None:
         raise OverloadedError("the model is loading", retry_after=RETRY_SECONDS)
@@ -144,7 +144,7 @@ def event_stream(
     keep_alive: Callable[[], bytes] = heartbeat,
     media_type: str = "text/event-stream",
 ) -> Response:
-    """Return a response that streams `events`, and sends `keep_alive()` while it is idle. A
+    """Return a response that streams `events`. Sends `keep_alive()` while there are none. A
     disconnect closes `events`."""
     factory = cast("Callable[[], ServerSentEvent]", keep_alive)  # passes bytes through
     keep_alive_seconds = settings_of(request).keep_alive
@@ -154,8 +154,8 @@ def event_stream(
 
 
 async def until_disconnect(request: Request, work: Coroutine[object, object, T]) -> T:
-    """Await `work`. On a disconnect, cancel it and raise ClientDisconnectedError. Read the
-    request's body before the call."""
+    """Await `work` and return its result. On a disconnect, cancels `work` and raises
+    ClientDisconnectedError. Read the request's body before the call."""
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
@@ -183,7 +183,7 @@ class StartedStream(Generic[T]):
         return await (anext(self._rest) if first is None else first)
 
     async def aclose(self) -> None:
-        """Close the generator, which cancels a running request."""
+        """Close the generator of the stream, which cancels a running request."""
         if self._first is not None:
             await _cancel_and_wait(self._first)
         await self._rest.aclose()

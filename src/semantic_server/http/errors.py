@@ -1,5 +1,5 @@
-"""Error responses: the status of every error, and its body in the form of the request's API. Only
-the log contains the details of an unexpected error."""
+"""Error responses. Each API has its own form of an error. Only the log contains the details of an
+unexpected error."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _NOT_TO_BE_REPEATED: Final = frozenset({500, _CANCELLED})
 """Statuses after which SDKs must not repeat a request."""
 
 _CLOSING: Final = frozenset({408, 431, 505})
-"""Statuses after which the connection closes."""
+"""Statuses after which the server closes the connection."""
 
 _ANTHROPIC_TYPES: Final = {
     400: "invalid_request_error",
@@ -95,8 +95,8 @@ class TooLargeError(WireError):
 
 
 def check_finished(end: AnswerEnd) -> None:
-    """Raise WireError unless the answer is complete or reached `max_tokens`. The message omits
-    details of the machine."""
+    """Raise WireError unless the answer is complete or reached `max_tokens`. The error's message
+    omits details of the machine."""
     if end.reason == "cancelled":
         raise WireError(_CANCELLED, "the request was cancelled", code="cancelled")
     if end.reason == "error":
@@ -121,14 +121,14 @@ class FieldError(InvalidRequestError):
         self.param = param
 
     def at(self, path: str) -> FieldError:
-        """Return the same error with `path` as the field's name."""
+        """Return the same error with `path` as its `param`."""
         return FieldError(f"{path}: {str(self).removeprefix(f'{self.param}: ')}", param=path)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as a client sees it. `tokens` is (requested, limit) for a context overflow. `closes`
-    closes the connection after the response."""
+    """An error as a client sees it. For a context overflow, `tokens` is (requested, limit). If
+    `closes` is true, the connection closes after the response."""
 
     status: int
     message: str
@@ -140,7 +140,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return the problem to report for `error`. All unexpected errors share one text."""
+    """Return the problem to report for `error`. All unexpected errors have the same text."""
     match error:
         case WireError():
             found = Problem(error.status, str(error), error.param, error.code, error.retry_after)
@@ -260,7 +260,7 @@ def _is_below(path: str, prefix: str) -> bool:
 
 
 def id_headers(request_id: str | None) -> dict[str, str]:
-    """Return headers with the request id under OpenAI's and Anthropic's name."""
+    """Return two headers with the request id: OpenAI and Anthropic use different names."""
     return {} if request_id is None else {"x-request-id": request_id, "request-id": request_id}
 
 
@@ -272,11 +272,11 @@ _EXPECTED: Final = (
     HTTPException,
     RequestValidationError,
 )
-"""Errors with a message for the client; any other error is a bug."""
+"""Errors with a message for the client. Any other error is a bug."""
 
 
 def request_id_of(scope: Scope) -> str | None:
-    """Return the request id that the log has."""
+    """Return the id under which the log lists the request."""
     state: Mapping[str, object] = scope.get("state", {})
     found = state.get("request_id")
     return found if isinstance(found, str) else None
@@ -309,7 +309,7 @@ def _of_the_system(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return all methods of the path; the router reports only the first route's."""
+    """Return all methods of the path. The router reports only those of the first route."""
     return [
         method
         for method in _METHODS
@@ -346,7 +346,7 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def sse_event(data: object, event: str | None = None) -> bytes:
-    """Return a server-sent event called `event`. `data` is JSON or one line of text."""
+    """Return a server-sent event named `event`. `data` is JSON or one line of text."""
     if not isinstance(data, str):
         data = _encode(data).translate(_LINE_ENDS)
     name = "" if event is None else f"event: {event}\n"
@@ -354,5 +354,5 @@ def sse_event(data: object, event: str | None = None) -> bytes:
 
 
 def json_line(data: object) -> bytes:
-    """Return `data` as one line of JSON with a line end."""
+    """Return `data` as JSON in one line, with a line end."""
     return f"{_encode(data).translate(_LINE_ENDS)}\n".encode()

@@ -1,6 +1,6 @@
-"""The sender of a request: its tenant, its agent, and the session of its client.
+"""The sender of a request: its tenant, its agent and the session of its client.
 
-Each client has its own reader. The first reader that recognizes a session wins.
+Each kind of client has its own function here. The first one that finds a session wins.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LONGEST_AGENT: Final = 256
 Json = Mapping[str, object]
 
 _LONGEST_JSON: Final = 16 << 10
-"""Most characters of JSON in a header or a field."""
+"""The maximum number of characters of JSON in a header or a field."""
 _OLD_USER_ID: Final = re.compile(r"user_.{1,200}_session_([0-9A-Za-z-]{1,64})", re.ASCII)
 _ROOT: Final = "root"
 """Codex's name for the agent that talks to the user."""
@@ -42,7 +42,8 @@ _NOTHING: Final[Json] = {}
 
 
 def tenant_of(request: Request) -> str:
-    """Return the API key's tenant; "" on a server without keys. Raises WireError for operators."""
+    """Return the API key's tenant, or "" on a server without keys. Raises WireError for
+    operators."""
     if is_operator(request):
         raise WireError(
             HTTPStatus.FORBIDDEN,
@@ -55,7 +56,7 @@ def tenant_of(request: Request) -> str:
 
 
 def route_of(request: Request) -> str:
-    """Return the routing key from a fleet; "" outside a fleet."""
+    """Return the routing key of a fleet's request, or "" outside a fleet."""
     route: str = getattr(request.state, "route", "")
     return route
 
@@ -95,7 +96,7 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
 
 
 def identity_of(request: Request, body: Mapping[str, object]) -> Identity | None:
-    """Return the session that the client sends by itself, or None."""
+    """Return the session that the client's own headers and fields identify, or None."""
     return read_identity(header_texts(request.headers), body)
 
 
@@ -114,7 +115,7 @@ def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Subagents have ids of their own; nested subagents also send their parent's id."""
+    """Subagents have their own ids. A nested subagent also sends its parent's id."""
     session = _tag(headers.get("x-claude-code-session-id")) or _session_of_user_id(body)
     if session is None:
         return None
@@ -126,7 +127,7 @@ def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _session_of_user_id(body: Json) -> str | None:
-    """Return the session in `metadata.user_id`, which is JSON or, in older clients, a text."""
+    """Return the session in `metadata.user_id`: JSON, or in older clients a plain text."""
     user_id = _object(body.get("metadata")).get("user_id")
     if not isinstance(user_id, str):
         return None
@@ -138,7 +139,7 @@ def _session_of_user_id(body: Json) -> str | None:
 
 
 def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """A thread is an agent; the root agent's thread has the session's id."""
+    """Each thread of Codex is an agent. The root agent's thread has the session's id."""
     metadata = _object(body.get("client_metadata"))
     turn = _parsed(headers.get("x-codex-turn-metadata") or metadata.get("x-codex-turn-metadata"))
     if not (turn or _sent_by(CODEX, headers, "originator", "user-agent")):
@@ -168,7 +169,7 @@ def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _opencode(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """A subagent has its own session."""
+    """A subagent of opencode has its own session."""
     del body
     if "x-correlation-id" in headers:
         return None
@@ -182,7 +183,7 @@ def _opencode(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _aiperf(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Only AIPerf sends the same id in two headers; others may send x-correlation-id alone."""
+    """Only AIPerf sends the same id in two headers. Others may send x-correlation-id alone."""
     del body
     session = _tag(headers.get("x-correlation-id"))
     if session is None or "x-session-affinity" not in headers:
@@ -203,7 +204,7 @@ def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _shared_tag(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read a tag that several conversations share."""
+    """Read a tag that several conversations of a client share."""
     del headers
     user_id = _object(body.get("metadata")).get("user_id")
     tag = _first_tag(
@@ -341,7 +342,7 @@ def presented_keys(headers: Headers) -> list[str]:
 
 
 class ApiKeys:
-    """The API keys of a server, stored as digests. False if there are no keys."""
+    """The API keys of a server, stored as digests. False for a server without keys."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._tenants = {_digest(key): tenant_name(key) for key in keys}
@@ -364,7 +365,7 @@ _TENANT_BYTES: Final = 16
 
 
 def tenant_name(key: str) -> str:
-    """Return the tenant's name in stores. It is stable across restarts and never the key itself."""
+    """Return the tenant's name in stores, derived from its key. It is stable across restarts."""
     return hashlib.blake2b(
         key.encode(), digest_size=_TENANT_BYTES, person=_TENANT, usedforsecurity=True
     ).hexdigest()

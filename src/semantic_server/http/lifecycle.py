@@ -36,7 +36,7 @@ _LOOK_SECONDS = 1.0
 
 class Lifecycle:
     """Loads a model in the background, and closes it on shutdown. `failure` is the error that
-    prevented loading or closing."""
+    prevented the loading or closing."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Lifecycle:
 
     @asynccontextmanager
     async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
-        """Run the ASGI lifespan, which ends once every agent is saved."""
+        """Run the ASGI lifespan. It ends once the server has saved every agent."""
         task = asyncio.create_task(self._load_model())
         task.add_done_callback(self._record_failure)
         looking = asyncio.create_task(self._look_at_memory())
@@ -84,7 +84,7 @@ class Lifecycle:
         self._ready(serving)
 
     async def _look_at_memory(self) -> None:
-        """Measure memory even while the engine is idle: other programs may need it."""
+        """Measure memory even while the engine is idle, because other programs may need it."""
         while not self._is_over.is_set():
             if self._context.memory is not None:
                 await self._context.memory.look_at_memory()
@@ -117,9 +117,9 @@ def _figures(serving: RunnableServing) -> Figures:
 
 
 def read_public_prefix(path: Path) -> Chat:
-    """Read the start of a conversation whose cache all tenants share. A .json file has the fields
-    `messages` and optionally `tools`. Any other file is a system message. Raises
-    InvalidRequestError for an unusable file."""
+    """Read the start of a conversation whose cache all tenants share. A .json file has the field
+    `messages`, and may have `tools`. Any other file is a system message. Raises InvalidRequestError
+    for an unusable file."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -134,7 +134,7 @@ def read_public_prefix(path: Path) -> Chat:
 
 
 def build_validators() -> None:
-    """Build the validators before the first request. Takes 0.1 seconds. Thread-safe."""
+    """Build the validators of requests before the first request. Takes 0.1 seconds. Thread-safe."""
     validators()
     chat_adapter()
     completion_adapter()

@@ -25,12 +25,12 @@ LogFields = dict[str, str | int | float | None]
 
 
 def log_event(event: str, fields: LogFields, level: int = logging.INFO) -> None:
-    """Log one line for `event`."""
+    """Log one line for `event` with `fields`."""
     logger.log(level, event, extra={LOG_FIELDS: fields})
 
 
 class TextLines(logging.Formatter):
-    """Formats records as `12:00:00 info request agent=a prompt=12`."""
+    """Formats log records as `12:00:00 info request agent=a prompt=12`."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC).astimezone().strftime("%H:%M:%S")
@@ -42,7 +42,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Formats records as JSON objects."""
+    """Formats log records as JSON objects."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -103,7 +103,7 @@ def _one_line(text: str) -> str:
 
 
 _MAX_WARNINGS: Final = 1000
-"""Most distinct warnings to remember."""
+"""The maximum number of distinct warnings to remember."""
 
 
 class WarnOnce:
@@ -120,7 +120,7 @@ class WarnOnce:
 
 
 QUIET_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/", "/api/hello", "/version"})
-"""Paths that machines poll every few seconds. Logged at debug level."""
+"""Paths that machines request every few seconds. Logged at debug level."""
 
 _ENTRY: Final = "request_line"
 

@@ -1,5 +1,5 @@
-"""Metrics of answers, engines and stores for Prometheus. Names follow vLLM where it has the same
-metric."""
+"""Metrics of answers, engines and stores for Prometheus. A metric that vLLM has too has vLLM's
+name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _TOKENS: Final = (1, 10, 100, 1_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
 
 _RESTORED: Final = ("memory", "disk", "remote")
-"""Tiers outside the pool."""
+"""Tiers of the store outside the pool."""
 
 
 class Metrics(Observer):
@@ -196,7 +196,7 @@ class _EngineCollector(Collector):
             yield from _of_memory(figures.memory)
 
     def describe(self) -> Iterator[Metric]:
-        """Yield nothing: registering the metrics must not read the engine."""
+        """Yield nothing, because registering the metrics must not query the engine."""
         yield from ()
 
     def _by_model(self, figures: Figures | None) -> Mapping[str, EngineFigures]:

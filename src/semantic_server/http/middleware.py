@@ -62,16 +62,16 @@ _VERSIONS: Final = frozenset({"1.0", "1.1"})
 
 
 UPLOADS: Final = frozenset({("POST", "/v1/agents/import")})
-"""Method and path of requests whose body may be larger than memory."""
+"""Method and path of requests whose bodies may be larger than memory."""
 _UPLOAD_STEP: Final = 1 << 20
-"""Bytes of an upload that must arrive within the timeout of a whole body."""
+"""The bytes of an upload that must arrive within the timeout of a whole body."""
 
 
 class RequestLimitsMiddleware:
-    """Replies 431 to too many header fields, 413 to a large body, 408 to a slow one.
+    """Replies 431 to too many header fields, 413 to a large body and 408 to a slow one.
 
-    Also replies 505 to anything but HTTP/1, and 415 to an unknown encoding. Uploads have no size
-    limit here.
+    Also replies 505 to any other protocol than HTTP/1, and 415 to an unknown encoding. Uploads have
+    no size limit here.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
@@ -126,7 +126,7 @@ def _is_upload(scope: Scope) -> bool:
 
 
 class _LimitedBody:
-    """A request body with a size limit and a deadline; `receive` raises WireError beyond a
+    """A request body with a size limit and a deadline. `receive` raises WireError beyond either
     limit."""
 
     def __init__(self, receive: Receive, settings: ServerSettings, *, is_upload: bool) -> None:
@@ -168,7 +168,7 @@ class _LimitedBody:
 
 _ENCODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
 _DECODED_STEP: Final = 1 << 18
-"""Bytes to decode at once, in less than a millisecond."""
+"""Bytes of a compressed body to decode at once, in less than a millisecond."""
 
 
 def _without_length(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -176,7 +176,7 @@ def _without_length(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes,
 
 
 class _DecodedBody:
-    """A compressed request body, decoded in pieces. Some clients send "deflate" without zlib's
+    """A compressed request body, decoded piece by piece. Accepts "deflate" with and without zlib's
     header. `receive` raises WireError for malformed data."""
 
     def __init__(self, receive: Receive) -> None:
@@ -306,7 +306,7 @@ class HostMiddleware:
 
 
 def _in_origin_form(scope: Scope) -> Scope:
-    """Turn a proxy's request for http://HOST/PATH into a request for PATH (RFC 9112, 3.2.2)."""
+    """Turn a proxy's request for http://HOST/PATH into a request for PATH, see RFC 9112, 3.2.2."""
     scheme, mark, rest = scope["path"].partition("://")
     if not mark or scheme.lower() not in ("http", "https"):
         return scope
@@ -320,7 +320,7 @@ def _in_origin_form(scope: Scope) -> Scope:
 _TWO_LENGTHS: Final = Problem(
     HTTPStatus.BAD_REQUEST, "expected Content-Length or Transfer-Encoding, got both", closes=True
 )
-"""The error for two lengths: a proxy could end the body at another byte than this server."""
+"""The error for a request with two lengths. A proxy could end the body at another byte."""
 
 
 def _preflight_response(origin: str, requested: Headers) -> Response:

@@ -109,8 +109,8 @@ async def show_model(request: Request, model_id: str) -> Model:
 
 
 def listed_models(request: Request) -> list[tuple[AnyModel, ModelStatus | None]]:
-    """Return all models with their states, the embedding model last. The state is None for a model
-    that never unloads."""
+    """Return all models with their states, the embedding model last. The state of a model that
+    never unloads is None."""
     context = context_of(request)
     first = serving_of(request).model
     rows: list[tuple[AnyModel, ModelStatus | None]] = [(first, None)]
@@ -121,7 +121,7 @@ def listed_models(request: Request) -> list[tuple[AnyModel, ModelStatus | None]]
 
 
 def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | None]:
-    """Return the first model called `name`, and its state. Raises ModelNotFoundError."""
+    """Return the first model called `name` and its state. Raises ModelNotFoundError."""
     rows = listed_models(request)
     for served, status in rows:
         if served.accepts(name):
@@ -130,7 +130,7 @@ def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | N
 
 
 def context_length(served: AnyModel) -> int:
-    """Return the most tokens of a prompt and its answer, or of a text to embed."""
+    """Return the maximum number of tokens in a prompt plus its answer, or in a text to embed."""
     return served.context_tokens if isinstance(served, ServedModel) else served.max_tokens
 
 
@@ -236,7 +236,7 @@ async def show_as_lm_studio(request: Request, model_id: str) -> LmStudioModel:
 
 
 def is_loaded(status: ModelStatus | None) -> bool:
-    """Return whether the model is in memory; `status` is None for a model that never unloads."""
+    """Return True if the model is in memory. `status` is None for a model that never unloads."""
     return status is None or status.state == "loaded"
 
 

@@ -1,5 +1,5 @@
-"""/v1/overview and /v1/requests: figures of the server, and its requests. A tenant sees its own
-requests only."""
+"""/v1/overview and /v1/requests: the server's figures and requests. A tenant sees only its own
+requests."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def cancel(request: Request, request_id: str) -> Cancelled:
 
 
 def running(one: RunningRequest, *, operator: bool) -> Running:
-    """Return a request in the form of replies. An operator also sees the tenant."""
+    """Return a request in the form of replies. An operator also sees the request's tenant."""
     return Running(
         id=one.uid,
         agent=one.agent_id,
@@ -106,7 +106,7 @@ Bytes = tuple[int, int]
 Role = Literal["local", "tenant", "operator"]
 
 MOST_SPANS: Final = 300
-"""Most requests in one document: the newest."""
+"""The maximum number of requests in one document. The newest requests are in it."""
 MOST_REQUESTS: Final = 200
 
 
@@ -259,7 +259,7 @@ async def stream(request: Request) -> Response:
 
 
 class _Viewer:
-    """`tenant` is None for an operator."""
+    """The user who sees the figures. `tenant` is None for an operator."""
 
     def __init__(self, request: Request) -> None:
         self._operator = is_operator(request)
@@ -377,7 +377,7 @@ def _model_row(one: ModelStatus) -> ModelRow:
 def _add_load(
     row: ModelRow, one: ModelStatus, engine: EngineFigures | None, live: Sequence[LiveRequest]
 ) -> None:
-    """Add the load of all tenants to `row`; `engine` is None for an unloaded model."""
+    """Add the load of all tenants to `row`. `engine` is None if the model is not loaded."""
     row.idle_for, row.running, row.waiting = one.idle_for, one.running, one.waiting
     row.tokens_per_second = sum(
         request.tokens_per_second or 0.0 for request in live if request.request.model == row.id

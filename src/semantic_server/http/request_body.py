@@ -26,44 +26,41 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_SPELLINGS: Final = 32
-"""Most unknown fields to check for misspellings, and the longest name to check."""
+"""The maximum number of unknown fields to check for misspellings, and of their characters."""
 _ALIKE: Final = 0.85
 
 MAX_DEPTH: Final = 64
-"""Maximum nesting of objects and lists."""
+"""The maximum nesting of objects and lists in a request."""
 
 MAX_VALUES: Final = 1_200_000
-"""Most values in a request: parsed values take many times the memory of their text. A prompt of
-2^20 token ids has fewer values."""
+"""The maximum number of values in a request. A parsed value takes many times the memory of its
+text. A prompt of 2^20 token ids has fewer values."""
 
 MAX_MEMBERS: Final = 200_000
-"""Most members of objects in a request.
-
-The parser and pydantic hold the interpreter's lock during a call. 16 MiB within these limits take
-at most 0.13 seconds.
-"""
+"""The maximum number of members of all objects in a request. Parsing and pydantic hold the
+interpreter's lock. 16 MiB within these limits take at most 0.13 seconds."""
 
 _MOST_ERRORS: Final = 2000
 _MOST_ENTRIES: Final = 20
-"""Entries of each field to validate again after many errors: pydantic describes all errors, which
-takes microseconds each."""
+"""The number of entries of each field to validate again after many errors. pydantic describes all
+errors, which takes microseconds each."""
 
 _OFFLOAD_BYTES: Final = 1 << 16
-"""Size from which a worker thread parses a body."""
+"""The size from which a worker thread parses a body, in bytes."""
 
 
 _LARGE_BYTES: Final = 1 << 20
-"""Size above which a body waits for memory."""
+"""The size above which a body waits for memory, in bytes."""
 _RETRY_SECONDS: Final = 5
 _THREADS: Final = 2
-"""Threads that parse bodies. One of them parses short bodies only."""
+"""The number of threads that parse bodies. One of them parses only short bodies."""
 
 
 class LargeBodies:
-    """Limits the memory for large bodies. Use it on one event loop."""
+    """Limits the memory for large request bodies. Use it on one event loop."""
 
     def __init__(self, most: int, timeout: float) -> None:
-        """At most `most` bytes are in memory. A body waits at most `timeout` seconds."""
+        """At most `most` bytes of bodies are in memory. A body waits at most `timeout` seconds."""
         self.threads = FairThreads(_THREADS, "parse", rests=True)
         self._room = FairRoom(most)
         self._timeout = timeout
@@ -92,7 +89,7 @@ class LargeBodies:
                 self.give(n_bytes, tenant)
 
     def give(self, n_bytes: int, tenant: str = "") -> None:
-        """Free `n_bytes` that `take` reserved."""
+        """Free `n_bytes` of memory that `take` reserved."""
         self._room.give(tenant, n_bytes)
         self._start()
 
@@ -111,8 +108,8 @@ class LargeBodies:
 
 
 def check_spelling(unknown: Iterable[str], known: Collection[str], within: str = "") -> None:
-    """Raise FieldError if an `unknown` field resembles a `known` one. `within` is the path
-    prefix."""
+    """Raise FieldError if an `unknown` field resembles a `known` one. `within` is the prefix of the
+    fields' paths."""
     for name in islice(unknown, _MOST_SPELLINGS):
         if len(name) > _MOST_SPELLINGS:
             continue
@@ -125,7 +122,7 @@ def check_spelling(unknown: Iterable[str], known: Collection[str], within: str =
 
 
 async def read_json(request: Request) -> dict[str, object]:
-    """Read the body as a JSON object. Raises InvalidRequestError for anything else, TooLargeError
+    """Read the body as a JSON object. Raises InvalidRequestError for another body, TooLargeError
     for too many values, and the same errors as `read_body`."""
     async with read_body(request) as data:
         return await parse_offloaded(request, data)
@@ -133,8 +130,8 @@ async def read_json(request: Request) -> dict[str, object]:
 
 @asynccontextmanager
 async def read_body(request: Request) -> AsyncIterator[bytes]:
-    """Read the body within a `with` block. Raises TooLargeError, ClientDisconnectedError on a
-    disconnect, and OverloadedError if large bodies fill the memory."""
+    """Read the request's body within a `with` block. Raises TooLargeError, ClientDisconnectedError
+    on a disconnect, and OverloadedError if large bodies fill the memory."""
     bodies: LargeBodies = request.app.state.bodies
     data, taken, tenant = bytearray(), 0, getattr(request.state, "tenant", "")
     try:
@@ -152,7 +149,7 @@ async def read_body(request: Request) -> AsyncIterator[bytes]:
 
 
 async def parse_offloaded(request: Request, data: bytes) -> dict[str, object]:
-    """Call `parse_object`, for a large body on a worker thread."""
+    """Call `parse_object` for `data`. Uses a worker thread for a large body."""
     if len(data) < _OFFLOAD_BYTES:
         return parse_object(data)
     return await on_thread(request, parse_object, data)
@@ -206,7 +203,7 @@ def _with_whole_characters(data: bytes) -> bytes:
 
 
 class LazyAdapter(Generic[T]):
-    """A validator that builds itself at its first use, because that takes milliseconds."""
+    """A validator that builds itself at its first use, because building takes milliseconds."""
 
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind
@@ -243,7 +240,7 @@ def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
 
 
 def _fewer_errors(adapter: TypeAdapter[T], body: Mapping[str, object]) -> ValidationError | None:
-    """None means no errors, or too many to report."""
+    """Validate the first entries of each field. Returns None without errors or with too many."""
     try:
         adapter.validate_python({name: _beginning(value) for name, value in body.items()})
     except ValidationError as error:
@@ -258,7 +255,7 @@ def _beginning(value: object) -> object:
 
 
 def _require_few_values(data: bytes) -> None:
-    """Raise TooLargeError for JSON with too many values, before parsing builds them."""
+    """Raise TooLargeError for JSON with too many values. Parsing would build all of them."""
     if _within_limits(data):
         return
     marks = data.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -312,8 +309,8 @@ def _children(value: object) -> Iterable[object]:
 
 
 def _path(parts: Sequence[int | str], body: object) -> str:
-    """Return an error's path, as in `messages[0].content`. Pydantic's location also names branches
-    of unions."""
+    """Return the path of an error's field, as in `messages[0].content`. Pydantic's location also
+    names branches of unions."""
     path = ""
     at = body
     for part in parts:
@@ -334,8 +331,8 @@ def described(
     body: str,
     stream: str | None = None,
 ) -> dict[str, object]:
-    """Return the OpenAPI description of a route that reads its own body. `stream` is the media type
-    of a stream."""
+    """Return the OpenAPI description of a route that reads its body without FastAPI. `stream` is
+    the media type of a stream."""
     schema = {
         "type": "object",
         "description": body,

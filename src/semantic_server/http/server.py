@@ -1,4 +1,4 @@
-"""The HTTP server process: its socket, its event loop and its shutdown."""
+"""The process of the HTTP server: its socket, its event loop and its shutdown."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ KILLED_EXIT_CODE: Final = 130
 _BACKLOG: Final = 512
 
 _ITERATIONS_TO_OPEN: Final = 3
-"""Iterations of asyncio's loop to accept and open all connections."""
+"""Iterations of asyncio's loop in which it accepts and opens all waiting connections."""
 
 _OPEN_FACTOR: Final = 4
-"""Open connections per connection with a request."""
+"""The number of open connections per connection with a request."""
 
 
 class HttpServer(uvicorn.Server):
@@ -62,7 +62,7 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal, between two instructions of the main thread."""
+        """Handle a signal. Python calls this between two instructions of the main thread."""
         del sig, frame
         if self.should_exit:
             os._exit(KILLED_EXIT_CODE)
@@ -70,7 +70,7 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Handle SIGINT, SIGTERM and SIGHUP, but under nohup no SIGHUP."""
+        """Handle SIGINT, SIGTERM and SIGHUP. Under nohup, SIGHUP stays ignored."""
         with super().capture_signals():
             in_main = threading.current_thread() is threading.main_thread()
             if not in_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -93,8 +93,8 @@ class HttpServer(uvicorn.Server):
         ending.cancel()
 
     async def _finish_accepting(self) -> None:
-        """Accept no more connections. asyncio opens an accepted connection two iterations later;
-        until then a close would miss it."""
+        """Accept no more connections. asyncio opens an accepted connection two iterations later,
+        and an earlier close would miss the connection."""
         loop = asyncio.get_running_loop()
         for server in self.servers:
             for listening in server.sockets:
@@ -106,7 +106,7 @@ class HttpServer(uvicorn.Server):
 def make_server(
     app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None] = lambda: None
 ) -> HttpServer:
-    """Create a server of `app`; run it with `run(sockets=[...])`."""
+    """Create a server of `app`. Run the server with `run(sockets=[...])`."""
     let_streams_finish()
     return HttpServer(app, settings, on_stop)
 
@@ -166,7 +166,7 @@ def listen(settings: ServerSettings) -> socket.socket:
 
 
 def address(host: str, port: int) -> str:
-    """Return `host:port`, with brackets around an IPv6 address."""
+    """Return `host:port`, with brackets for an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -175,8 +175,8 @@ _RESERVED_FILES: Final = 256
 
 
 def connections_within_file_limit(wanted: int) -> int:
-    """Return how many of `wanted` connections fit the limit on open files. Raises the soft limit if
-    possible. Under a low limit, connections get half of the descriptors."""
+    """Return the number of connections that the limit on open files allows, at most `wanted`.
+    Raises the soft limit if possible. Under a low limit, connections get half of the files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _raise_soft_limit(soft, hard, wanted + _RESERVED_FILES)
     return (
@@ -185,7 +185,7 @@ def connections_within_file_limit(wanted: int) -> int:
 
 
 def _raise_soft_limit(soft: int, hard: int, needed: int) -> int | None:
-    """Return the new limit, or None if it is unchanged."""
+    """Return the new limit on open files, or None if the limit stays."""
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
     raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

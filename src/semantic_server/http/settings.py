@@ -1,4 +1,4 @@
-"""Validates server settings from flags, environment and file. Never shows secrets."""
+"""Validates a server's settings from flags, environment and file. Errors never show secrets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return only explicit values: `load_settings` reads the other sources."""
+        """Return only the explicit values, because `load_settings` reads the other sources."""
         del settings_cls, env_settings, dotenv_settings, file_secret_settings
         return (init_settings,)
 
@@ -68,7 +68,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
     )
     @classmethod
     def _split_commas(cls, given: object) -> object:
-        """Split a text at commas: an environment variable contains a list as text."""
+        """Split a text at commas, because an environment variable contains a list as text."""
         if isinstance(given, str):
             return tuple(part.strip() for part in given.split(",") if part.strip())
         return given
@@ -76,7 +76,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
     @field_validator("model", mode="before")
     @classmethod
     def _several_models(cls, given: object) -> object:
-        """Take a text as one model: a folder's name may contain commas."""
+        """Take a text as one model, because a folder's name may contain commas."""
         return (given,) if isinstance(given, str) else given
 
     @field_serializer("model")
@@ -86,7 +86,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
     @field_validator("api_keys", "operator_keys", mode="before")
     @classmethod
     def _require_key(cls, given: object) -> object:
-        """Reject an empty key: with an unset variable the server would run without keys."""
+        """Reject an empty key. Otherwise an empty variable would open the server to all."""
         if isinstance(given, str) and not given.strip(" ,"):
             raise ValueError("expected at least one key")
         return given
@@ -142,7 +142,7 @@ def is_loopback(host: str) -> bool:
 KEY_FILES: Final = {"api_keys": "api_key_file", "operator_keys": "operator_key_file"}
 """For each setting of keys, the setting that names a file with more keys."""
 SECRET_NAMES: Final = frozenset(KEY_FILES)
-"""Settings whose values must never appear in output."""
+"""Settings whose values must never appear in any output."""
 
 
 _PREFIX: Final = "SEMANTIC_"
@@ -172,16 +172,16 @@ class LoadedSettings:
 
 
 def default_file() -> Path:
-    """Return the default settings file: `semantic/config.toml` in the configuration folder."""
+    """Return the path of the user's default settings file, `semantic/config.toml`."""
     return platformdirs.user_config_path("semantic") / "config.toml"
 
 
 def load_settings(flags: Mapping[str, object], file: Path | None = None) -> LoadedSettings:
-    """Load settings: flags override the environment, which overrides the file, which overrides
-    defaults.
+    """Load settings. Flags override the environment, the environment overrides the file, and the
+    file overrides the defaults.
 
-    Without `file`, reads the user's default file if it exists. Raises InvalidRequestError, which
-    names the setting and its origin.
+    Without `file`, reads the user's default file if it exists. An InvalidRequestError names the
+    invalid setting and the setting's origin.
     """
     path = default_file() if file is None else file
     environment = _without_empty(EnvSettingsSource(ServerSettings)())
@@ -214,13 +214,13 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
 
 
 def _require_one_tenant_for_events(settings: ServerSettings) -> None:
-    """Refuse `kv_events` with several tenants: routers that compare tokens reveal prompts."""
+    """Refuse `kv_events` with several tenants, because the events reveal prompts."""
     if settings.kv_events is not None and len(settings.api_keys) > 1:
         raise InvalidRequestError("kv_events: expected at most one API key: events show prompts")
 
 
 def _require_operators_apart(settings: ServerSettings) -> None:
-    """Refuse operators' keys without tenants' keys: any request would be allowed."""
+    """Refuse operators' keys without tenants' keys, because any request would be allowed."""
     if settings.operator_keys and not settings.api_keys:
         raise InvalidRequestError("operator_keys: expected api_keys too, got none")
     if {*settings.operator_keys} & {*settings.api_keys}:
@@ -228,7 +228,7 @@ def _require_operators_apart(settings: ServerSettings) -> None:
 
 
 def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
-    """Drop empty variables. An empty list of keys must fail validation, not open the server."""
+    """Drop empty variables. An empty list of keys stays: its validation then fails."""
     return {
         name: value for name, value in environment.items() if value != "" or name in SECRET_NAMES
     }
@@ -295,7 +295,7 @@ def _with_keys_of_file(settings: ServerSettings, name: str, path: Path) -> Serve
 
 
 def _first_problem(error: ValidationError, origins: Mapping[str, str]) -> str:
-    """Omits the setting's value, which may be a secret."""
+    """Return the first problem of `error`. Omits the setting's value, which may be a secret."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     message = message.replace("Input should be", "expected")

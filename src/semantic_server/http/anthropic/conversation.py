@@ -52,7 +52,7 @@ def _utf8(text: str) -> bytes:
 
 
 _BILLING: Final = "x-anthropic-billing-header:"
-"""Start of a line that clients put before their system prompt. The line differs per request."""
+"""Clients put a line before their system prompt. The line begins so and differs per request."""
 
 _BETWEEN_BLOCKS: Final = "\n\n"
 _FAILED: Final = "Error: "
@@ -60,7 +60,7 @@ _FAILED: Final = "Error: "
 
 
 class ConversationReader:
-    """Reads the messages of one request."""
+    """Reads the messages of one request body."""
 
     def __init__(self, validators: Validators) -> None:
         self._validators = validators
@@ -213,7 +213,7 @@ class ConversationReader:
 
 
 _Read = tuple[str, Attachment | None]
-"""The text of a block, and its attachment if the text is a note."""
+"""The text of a content block. It has an attachment if the text is a note."""
 
 
 def _joined(message: Message, contents: Sequence[_Read]) -> Message:
@@ -251,7 +251,7 @@ def _role(message: object) -> object:
 
 
 def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tuple[Tool, ...]:
-    """Return the client's own tools; warn about all others. Raises FieldError."""
+    """Return the tools that the client runs. Warns about all other tools. Raises FieldError."""
     if tools is None:
         return ()
     found: dict[str, Tool] = {}
@@ -287,7 +287,7 @@ def _with_schema(given: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def read_choice(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
-    """Return the tool choice, and whether the request allows parallel calls. Raises FieldError."""
+    """Return the tool choice, and True if the request allows parallel calls. Raises FieldError."""
     if choice is None:
         return ToolChoice(), True
     if choice["type"] == "none":

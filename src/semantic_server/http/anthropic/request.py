@@ -122,20 +122,20 @@ OTHER_WIRES: Final[dict[str, Field]] = {
     "verbosity": refused("this model has no such setting", "medium"),
     "web_search_options": refused("this server has no web search"),
 }  # fmt: skip
-"""Fields of other APIs and servers."""
+"""Fields of other APIs and servers, which this API handles too."""
 
 
 _MAX_STOPS: Final = 64
-"""Most stop sequences: the server compares each token with all of them."""
+"""The maximum number of stop sequences. The server compares each token with all of them."""
 _MIN_BUDGET: Final = 1024
 _EFFORTS: Final = {"xhigh": "high", "max": "high"}
-"""Templates know no effort above high."""
+"""The effort that a chat template gets. Templates know no effort above high."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
-    """A parsed request. `max_tokens` is 0 to compute only the prompt. `thinking_tokens` is the
-    thinking budget or None."""
+    """A parsed message request. If `max_tokens` is 0, the server computes only the prompt.
+    `thinking_tokens` limits reasoning. None sets no limit."""
 
     chat: Chat
     sampling: SamplingParams
@@ -154,8 +154,8 @@ def read_request(
     *,
     interleaved: bool = False,
 ) -> MessageRequest:
-    """Parse `body`. `sampling` has the defaults. `interleaved` allows thinking between tool calls.
-    Raises InvalidRequestError for the first invalid field."""
+    """Parse `body`, with defaults from `sampling`. `interleaved` allows thinking between tool
+    calls. Raises InvalidRequestError for the first invalid field."""
     body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
     params = validated(validators.create, body)
     max_tokens = params["max_tokens"]
@@ -180,7 +180,7 @@ def read_request(
 
 
 def read_chat(validators: Validators, body: Mapping[str, object], warnings: WarnOnce) -> Chat:
-    """Return the conversation of a count_tokens body. Raises the same errors as `read_request`."""
+    """Return the conversation to count the tokens of. Raises the same errors as `read_request`."""
     body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
     return _chat(validators, body, validated(validators.count, body), warnings)
 
@@ -228,7 +228,7 @@ def _budget(thinking: ThinkingConfig | None) -> int | None:
 
 
 def _answer_format(body: Mapping[str, object]) -> AnswerFormat | None:
-    """Return the answer format. Older clients send it as `output_format`."""
+    """Return the answer's required format. Older clients send it as `output_format`."""
     output = body.get("output_config")
     path = "output_format"
     output_format = body.get(path)

@@ -62,8 +62,8 @@ Json = dict[str, object]
 
 
 class _Input:
-    """The input of a tool call, sent in parts. Arguments that are not an object become one
-    field."""
+    """The input of a tool call, which arrives in parts. Arguments that are not a JSON object become
+    one field of an object."""
 
     def __init__(self) -> None:
         self._object = ObjectText()
@@ -104,7 +104,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class ResponseStyle:
-    """Settings of a reply. `max_tokens` limits the answer; 0 computes only the prompt."""
+    """Settings of a reply. If `max_tokens` is 0, the server computes only the prompt."""
 
     max_tokens: int
 
@@ -117,7 +117,7 @@ class ResponseStyle:
 
 
 class MessageWriter:
-    """Builds one message: `write` takes an answer's events in order and returns events to send."""
+    """Builds one message. `write` takes an answer's events in order, and returns what to send."""
 
     def __init__(self, message_id: str, model: str, style: ResponseStyle) -> None:
         self._style = style
@@ -145,7 +145,7 @@ class MessageWriter:
         return [] if self._style.prompt_only else self._piece(event)
 
     def message(self) -> Json:
-        """Return the complete message. Call it after the last event."""
+        """Return the complete message. Call this after the answer's last event."""
         return {**self._message, "content": [self._content(block) for block in self._blocks]}
 
     # Content
@@ -268,15 +268,13 @@ def _empty(block: _Block) -> Json:
 
 
 def usage_at_start(prompt_tokens: int) -> dict[str, object]:
-    """Return the usage for the first event of a stream."""
+    """Return the usage object of a stream's first event."""
     return _usage(prompt_tokens, read=0, created=0, output=0, thinking=0)
 
 
 def usage_of(usage: Usage, *, answered: bool = True) -> dict[str, object]:
-    """Return the usage of a complete answer. `answered` is False if the reply has no content.
-
-    `input_tokens` is at least 1: some clients take 0 for a missing value.
-    """
+    """Return the usage object of a complete answer. `answered` is False if the reply has no
+    content. `input_tokens` is at least 1, because some clients treat 0 as missing."""
     whole_blocks = (usage.prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     created = max(0, whole_blocks - usage.cached) if usage.kept else 0
     usage_body = _usage(

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class MessageBody(MessageCreateParams, total=False):
-    """All fields of a message request, also those that the SDK's newest type lacks."""
+    """All fields of a message request, including fields that the SDK's newest type lacks."""
 
     stream: bool
     temperature: Annotated[float, Ge(0), Le(1)]
@@ -58,7 +58,7 @@ class MessageBody(MessageCreateParams, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """One validator per type. Validators of bodies skip the elements of lists."""
+    """Validators of Anthropic's types. A validator of a body skips the elements of its lists."""
 
     create: TypeAdapter[MessageBody]
     count: TypeAdapter[MessageCountTokensParams]
@@ -73,7 +73,7 @@ class Validators:
 
 @cache
 def validators() -> Validators:
-    """Return all validators. The first call builds them in a few milliseconds."""
+    """Return all validators. The first call takes a few milliseconds to build them."""
     return Validators(
         create=_strict(MessageBody),
         count=_strict(MessageCountTokensParams),
@@ -88,11 +88,11 @@ def validators() -> Validators:
 
 
 def _strict(kind: type[T]) -> TypeAdapter[T]:
-    """Return a validator that converts no values: a text for a number is an error."""
+    """Return a validator that converts no values. Text in place of a number is an error."""
     own = with_config(ConfigDict(strict=True))(new_class(kind.__name__, (kind,)))
     return TypeAdapter(cast("type[T]", own))
 
 
 def checked(adapter: TypeAdapter[T], value: object, path: str) -> T:
-    """Validate `value` at `path` of a body with `adapter`. Raises FieldError."""
+    """Validate `value` with `adapter`. `path` is its place in the body. Raises FieldError."""
     return validated_at(path, adapter, mapping_at(path, value))

@@ -1,4 +1,4 @@
-"""POST /api/chat and /api/generate. A tool call comes in one part: its arguments are an object."""
+"""POST /api/chat and /api/generate. Sends each tool call whole: its arguments are an object."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class _Call:
 
 
 class ReplyWriter:
-    """Builds one reply: `write` takes an answer's events in order and returns parts to send.
+    """Builds one reply. `write` takes an answer's events in order, and returns what to send.
     `clock` and `began` are in nanoseconds."""
 
     def __init__(
@@ -100,8 +100,8 @@ class ReplyWriter:
         *,
         messages: tuple[Message, ...] = (),
     ) -> None:
-        """`model` is the name in the request. /api/generate returns `messages` and the answer as
-        `context`."""
+        """`model` is the name in the request. For /api/generate, the field `context` of the reply
+        contains `messages` and the answer."""
         self._route: Route = route
         self._model = model
         self._clock = clock
@@ -150,7 +150,7 @@ class ReplyWriter:
                 return [self._end(event)]
 
     def reply(self) -> Json:
-        """Return the complete reply. Call it after the last event."""
+        """Return the complete reply. Call this after the answer's last event."""
         body = self._content("".join(self._texts), "".join(self._thoughts), self._calls)
         found = {**self._last, **body}
         if self._logprobs:
@@ -162,7 +162,7 @@ class ReplyWriter:
         return {**self._head(), **self._content(""), "done_reason": reason, "done": True}
 
     def idle(self) -> Json:
-        """Return an empty part, which keeps the connection alive."""
+        """Return an empty part of a stream, which keeps the connection alive."""
         return {**self._head(), **self._content(""), "done": False}
 
     def _end_call(self, *, cut: bool) -> list[Json]:
@@ -280,15 +280,15 @@ async def _respond(request: Request, route: Route, parse: Parse) -> Response:
 
 
 def _keep(request: Request, name: str, seconds: float) -> None:
-    """Unload a model after `seconds` without a request. On a server with keys, a setting
-    decides."""
+    """Unload a model after `seconds` without a request. A server with keys uses its setting
+    instead."""
     models = context_of(request).models
     if models is not None and not settings_of(request).api_keys:
         models.keep(name, None if math.isinf(seconds) else seconds)
 
 
 async def _loaded(request: Request, name: str, keep_alive: float | None) -> LoadReason:
-    """Load or unload the model of a request without a prompt. A `keep_alive` of 0 unloads it."""
+    """Load the model of a request without a prompt. A `keep_alive` of 0 unloads it."""
     models = context_of(request).models
     if models is None:
         return "load"

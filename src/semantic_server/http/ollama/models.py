@@ -45,13 +45,13 @@ from semantic_server.http.request_fields.table import Field, fields_of
 router: Final = APIRouter(tags=["Ollama"])
 
 API_VERSION: Final = "0.12.11"
-"""The version of Ollama with the same API. Clients compare it."""
+"""The version of Ollama whose API this is. Clients compare it."""
 
 _NEVER: Final = "9999-12-31T23:59:59Z"
 """The expiry date of a model that stays loaded."""
 
 _SHORT: Final = 12
-"""Characters of a model's version in a download's status."""
+"""The number of characters of a model's version in a download's status."""
 _PULLING: Final[Json] = {"status": "pulling manifest"}
 _SUCCESS: Final[Json] = {"status": "success"}
 
@@ -228,7 +228,7 @@ async def refuse(request: Request) -> Response:
 
 
 def _name(body: Mapping[str, object], table: Mapping[str, Field]) -> object:
-    """Return the model's name in a body. Older clients call it `name`."""
+    """Return the model's name from a body. Older clients send it in the field `name`."""
     known = fields_of(body, table, {}, warnings)
     return known.get("model") or known.get("name")
 
@@ -298,7 +298,7 @@ def _parameters(sampling: SamplingParams) -> Iterator[str]:
 
 
 def in_short(count: int) -> str:
-    """Return a count of parameters as a short text: 3.7M, 8.0B, 137M."""
+    """Return a number of parameters as a short text such as 8.0B."""
     for unit, letter in _UNITS:
         if count >= unit:
             value = count / unit

@@ -82,7 +82,7 @@ OPTION_FIELDS: Final[dict[str, Field]] = {
     "tfs_z": refused(ONE_SAMPLER, 1, 1.0),
     "typical_p": refused(ONE_SAMPLER, 1, 1.0),
 }  # fmt: skip
-"""Members of `options`."""
+"""Members of the field `options`."""
 
 MODEL_FIELDS: Final[dict[str, Field]] = {
     "model": SUPPORTED,
@@ -139,7 +139,7 @@ OTHER_WIRES: Final[dict[str, Field]] = {
     "tool_choice": refused("not in this API; use /v1/chat/completions", "auto"),
     "tools": refused("a field of /api/chat", []),
 }  # fmt: skip
-"""Fields of other APIs and routes."""
+"""Fields of other APIs and of Ollama's other routes."""
 
 
 _OPTIONS: Final = "options"
@@ -150,17 +150,17 @@ _SECONDS: Final = {
 }  # fmt: skip
 _STEP: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
 _LONGEST_DURATION: Final = 64
-"""Most characters of a duration."""
+"""The maximum number of characters in a duration."""
 _LONGEST_STAY: Final = 1e9
-"""Most seconds to keep a model loaded."""
+"""The maximum number of seconds to keep a model loaded."""
 
 _EFFORTS: Final = ("low", "medium", "high", "max")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Settings of an answer. `max_tokens` is None for the server's default, `context_tokens` for
-    the model's limit."""
+    """Settings of an answer. If `max_tokens` is None, the server's default applies. If
+    `context_tokens` is None, the model's limit applies."""
 
     sampling: SamplingParams
     max_tokens: int | None
@@ -169,7 +169,7 @@ class Options:
 
 @with_config(ConfigDict(strict=True))
 class _Numbers(TypedDict, total=False):
-    """The members of `options` that have an effect, except `stop`."""
+    """The members of `options` that have an effect, apart from `stop`."""
 
     frequency_penalty: float
     min_p: float
@@ -221,12 +221,12 @@ def _whole(value: object) -> object:
 
 
 def _own(text: str) -> str:
-    """Replace OpenAI's field name at the start of an error by Ollama's name."""
+    """Replace OpenAI's name of a field at the start of an error by Ollama's name."""
     return text.replace("repetition_penalty", "repeat_penalty", 1)
 
 
 def _renamed(numbers: _Numbers) -> CompletionBody:
-    """Return the numbers that OpenAI's APIs have too, under OpenAI's names."""
+    """Return the numeric options that OpenAI's APIs have too, under OpenAI's names."""
     found: CompletionBody = {"model": "", "prompt": ""}
     if "repeat_penalty" in numbers:
         found["repetition_penalty"] = numbers["repeat_penalty"]
@@ -241,7 +241,7 @@ def _renamed(numbers: _Numbers) -> CompletionBody:
 
 
 def _with_window(sampling: SamplingParams, numbers: _Numbers, model: ServedModel) -> SamplingParams:
-    """Return `sampling` with `repeat_penalty` limited to the last tokens."""
+    """Return `sampling` with `repeat_penalty` restricted to the last tokens."""
     window = numbers.get("repeat_last_n")
     if window is None:
         return sampling
@@ -252,14 +252,14 @@ def _with_window(sampling: SamplingParams, numbers: _Numbers, model: ServedModel
 
 
 def _max_tokens(numbers: _Numbers, model: ServedModel) -> int | None:
-    """Return the limit on answer tokens. 0 or less means the size of the context."""
+    """Return the limit on answer tokens. A number of 0 or less means the size of the context."""
     wanted = numbers.get("num_predict")
     return model.context_tokens if wanted is not None and wanted <= 0 else wanted
 
 
 def read_keep_alive(value: object) -> float | None:
-    """Read `keep_alive` in seconds. Returns None for a missing field, and infinity for a negative
-    number. Raises FieldError."""
+    """Read `keep_alive` in seconds. Returns None if the field is missing, and infinity if its
+    number is negative. Raises FieldError."""
     if value is None:
         return None
     seconds = _duration(value) if isinstance(value, str) else value
@@ -272,7 +272,7 @@ def read_keep_alive(value: object) -> float | None:
 
 
 def _duration(text: str) -> float | None:
-    """Return the seconds of a number or of Go's duration, or None."""
+    """Return the seconds that a number or Go's duration means, or None."""
     if len(text) > _LONGEST_DURATION:
         return None
     sign, rest = (-1 if text[:1] == "-" else 1), text[text[:1] in {"+", "-"} :]
@@ -285,7 +285,7 @@ def _duration(text: str) -> float | None:
 
 
 def read_think(value: object) -> tuple[dict[str, object], int | None]:
-    """Return the template options and the thinking budget of `think`. Raises FieldError."""
+    """Return the template options and the thinking budget that `think` means. Raises FieldError."""
     if value is None:
         return {}, None
     if value is False:
@@ -299,7 +299,7 @@ def read_think(value: object) -> tuple[dict[str, object], int | None]:
 
 
 def read_format(value: object) -> AnswerFormat | None:
-    """Read `format`: "json", a schema, or "" for free text. Raises FieldError."""
+    """Read `format`, which is "json" or a schema. It is "" for free text. Raises FieldError."""
     if value in (None, ""):
         return None
     if value == "json":

@@ -1,6 +1,6 @@
 """Translates the requests of POST /api/chat and /api/generate to the domain's types.
 
-The server numbers tool calls by their place in the conversation: clients do not keep their ids.
+The id of a tool call is its place in the conversation, because clients do not send ids back.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _OpenCalls:
             self._ids[given_id] = call.id
 
     def take(self, given_id: object, name: str | None) -> ToolCall | None:
-        """Return the call with this id, or else the next call with this name."""
+        """Return the call with the id `given_id`, or else the next call of the tool `name`."""
         if isinstance(given_id, str):
             found = self._open.pop(self._ids.get(given_id, given_id), None)
             if found is not None:
@@ -154,12 +154,12 @@ def _function(tool: Mapping[str, object]) -> dict[str, object]:
 # A conversation as numbers
 
 _MARK: Final = b"semantic-1\n"
-"""Start of each context, which distinguishes it from another server's."""
+"""The beginning of each `context`. It distinguishes this server's contexts from another one's."""
 _BYTE: Final = 256
 
 
 def as_context(messages: tuple[Message, ...]) -> list[int]:
-    """Return the field `context`: the conversation's texts, with one number per byte. Token ids
+    """Return a conversation as the field `context`, with one number per byte of its text. Token ids
     would change when more messages follow."""
     turns = [[one.role, one.content, one.reasoning] for one in messages]
     text = json.dumps(turns, ensure_ascii=False, separators=(",", ":"))
@@ -167,7 +167,7 @@ def as_context(messages: tuple[Message, ...]) -> list[int]:
 
 
 def read_context(value: object) -> tuple[Message, ...]:
-    """Return the conversation in `context`. Raises FieldError for another server's context."""
+    """Return the conversation in `context`. Raises FieldError for another server's `context`."""
     if value in (None, []):
         return ()
     numbers = list_at("context", value)
@@ -207,8 +207,8 @@ LATEST: Final = ":latest"
 
 @dataclass(frozen=True, slots=True)
 class OllamaRequest:
-    """A parsed request. `ask` is None if the request only loads the model. `keep_alive` is how many
-    seconds the model stays loaded; None means the server's setting."""
+    """A parsed request. If `ask` is None, the request only loads the model. The model stays loaded
+    for `keep_alive` seconds, or by the server's setting if it is None."""
 
     model: str
     ask: Ask | None

@@ -142,7 +142,7 @@ async def chat_deltas(
 
 @dataclass(slots=True)
 class _Choice:
-    """The state of one choice. `held` is an incomplete call of a custom tool."""
+    """The state of one choice. `held` is the custom tool's call that is still incomplete."""
 
     index: int
     custom: frozenset[str]

@@ -66,7 +66,7 @@ class LegacyLogprobs:
         return bool(self.tokens)
 
     def extend(self, more: LegacyLogprobs) -> None:
-        """Append the entries of the next tokens."""
+        """Append the four entries of each of the next tokens."""
         self.tokens += more.tokens
         self.token_logprobs += more.token_logprobs
         self.top_logprobs += more.top_logprobs
@@ -194,8 +194,8 @@ async def _logprobs(
     offset: int,
     length: int,
 ) -> LegacyLogprobs:
-    """Return the entries for `tokens`, whose text begins at `offset` and has `length`
-    characters."""
+    """Return the log-probabilities of `tokens`. The tokens' text begins at `offset` of the choice's
+    text, and has `length` characters."""
     texts = await texts_of(serving, tokens, logprobs)
     found = LegacyLogprobs()
     end = offset + length
@@ -209,8 +209,8 @@ async def _logprobs(
 
 
 def _by_text(logprob: TokenLogprob, texts: Mapping[int, str]) -> dict[str, float]:
-    """Map the text of each candidate token to its log-probability. For equal texts, the higher one
-    counts."""
+    """Map the text of each candidate token to its log-probability. For equal texts, the higher
+    log-probability counts."""
     found: dict[str, float] = {}
     for token, value in (*logprob.top, (logprob.token, logprob.logprob)):
         text = texts[token]
@@ -246,13 +246,13 @@ _DEFAULT_MAX_TOKENS: Final = 16
 _MAX_LOGPROBS: Final = 5
 
 TextPrompt = str | tuple[int, ...]
-"""A text or token ids."""
+"""A prompt as text or as token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """`n` completions of each prompt. `only_score` omits the one token that the engine must
-    generate."""
+    """`n` completions of each prompt. With `only_score`, the reply omits the one token that the
+    engine must generate."""
 
     prompts: tuple[TextPrompt, ...]
     choices: tuple[Ask, ...]

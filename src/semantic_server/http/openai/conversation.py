@@ -33,7 +33,7 @@ from semantic_server.http.request_fields.table import (
 )
 
 _PART_SEPARATOR: Final = "\n"
-"""Joins the text parts of one message."""
+"""The text between two text parts of one message."""
 
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 
@@ -141,7 +141,7 @@ _READERS: Final[dict[str, Callable[[str, Mapping[str, object]], Message]]] = {
 
 
 _Content = tuple[str, tuple[Attachment, ...]]
-"""A text and its attachments. A note stands in for each part that is not text."""
+"""A text and its attachments. A note replaces each part that is not text."""
 
 
 def _content(path: str, message: Mapping[str, object]) -> _Content:
@@ -154,7 +154,7 @@ def _content(path: str, message: Mapping[str, object]) -> _Content:
 def content_of(
     path: str, value: object, read: Callable[[str, object], str | tuple[str, Attachment]]
 ) -> _Content:
-    """Return the parts of a list as one text with attachments. `read` converts each part."""
+    """Return the parts of a message as one text with attachments. `read` converts each part."""
     texts, attachments = [], []
     for i, one in enumerate(list_at(path, value)):
         part = read(f"{path}[{i}]", one)
@@ -257,7 +257,7 @@ def _tool(path: str, value: object) -> Tool | None:
 
 
 def read_custom_tool(path: str, given: Mapping[str, object]) -> Tool:
-    """Read a custom tool; `given` is the JSON object at `path`. Raises FieldError."""
+    """Read a custom tool from `given`, the JSON object at `path`. Raises FieldError."""
     name = name_at(path, given)
     description = text_at(f"{path}.description", given.get("description", ""))
     return custom_tool(name, description, _expected(f"{path}.format", given.get("format")))
@@ -284,7 +284,7 @@ def _expected(path: str, value: object) -> str:
 
 
 def warn_hosted(kind: str) -> None:
-    """Log once that the server drops tools of this type."""
+    """Log once that the server ignores hosted tools of this type."""
     warnings.warn(f"dropped tools of type {kind!a:.80}: only clients run tools")
 
 
@@ -357,7 +357,7 @@ def check_known(name: str, tools: Sequence[Tool], path: str) -> None:
 
 
 def answer_format_of(value: object) -> AnswerFormat | None:
-    """Read `response_format`; None means free text. Raises FieldError for an invalid format."""
+    """Read `response_format`. None means free text. Raises FieldError for an invalid format."""
     if value is None:
         return None
     checked = validated_by_type(_FORMAT, format_adapters, object_at(_FORMAT, value))
@@ -376,7 +376,7 @@ def template_options(
     effort: str | None, own: Mapping[str, object], thinking_tokens: int | None = None
 ) -> dict[str, object]:
     """Return template options for a thinking budget and an effort. The client's `own` options take
-    precedence. Raises FieldError for a reserved option."""
+    precedence over them. Raises FieldError for a reserved option."""
     options: dict[str, object] = {}
     if thinking_tokens is not None:
         options["enable_thinking"] = thinking_tokens > 0

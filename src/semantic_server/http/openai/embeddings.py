@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: vectors of texts. Refuses token ids, which belong to another tokenizer."""
+"""POST /v1/embeddings: vectors of texts. Refuses token ids: they belong to another tokenizer."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def _read(body: Mapping[str, object], model: EmbeddingModel) -> _Request:
 
 
 def check_embedding_model(name: object, model: EmbeddingModel, tag: str = "") -> None:
-    """Raise ModelNotFoundError unless `name` is a name of the embedding model. The suffix `tag` is
-    optional. Raises FieldError unless `name` is a text."""
+    """Raise ModelNotFoundError unless the embedding model is called `name`. The name may have the
+    suffix `tag`. Raises FieldError unless `name` is a text."""
     given = text_at("model", name)
     if not (model.accepts(given) or model.accepts(given.removesuffix(tag))):
         known = ", ".join(model.names)
@@ -125,7 +125,7 @@ def _data(found: Embedded, as_text: Callable[[Vector], str]) -> Iterator[str]:
 
 
 def as_numbers(vector: Vector) -> str:
-    """Return one vector as a JSON list."""
+    """Return one vector as a JSON list of numbers."""
     return json.dumps(vector.tolist())
 
 

@@ -1,4 +1,4 @@
-"""Tables of every field of OpenAI's APIs: supported, ignored or refused."""
+"""Tables of every field of OpenAI's APIs. Each field is supported, ignored or refused."""
 
 from __future__ import annotations
 

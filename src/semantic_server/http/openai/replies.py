@@ -1,4 +1,4 @@
-"""Replies of OpenAI's APIs, as chunks of a stream or as one object."""
+"""Replies of OpenAI's APIs, either as chunks of a stream or as one object."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ IndexedEvent = tuple[int, AnswerEvent]
 _DONE: Final = "[DONE]"
 
 _VERSIONED: Final = ("semantic-engine", "mlx", "mlx-lm")
-"""Packages whose version may change a result."""
+"""Python packages whose version may change an answer."""
 
 
 # Events of all choices
@@ -111,8 +111,8 @@ _VERSIONED: Final = ("semantic-engine", "mlx", "mlx-lm")
 async def merged_events(
     serving: ServingPort, choices: Sequence[Ask]
 ) -> AsyncGenerator[IndexedEvent, None]:
-    """Yield the events of all answers in order of arrival. If one answer fails, all end. Closing
-    this generator cancels them."""
+    """Yield the events of all answers in order of arrival. If one answer fails, all answers end.
+    Closing this generator cancels the answers."""
     if len(choices) == 1:  # nothing to merge: no task for each event
         answer = serving.answer(choices[0])
         try:
@@ -176,8 +176,7 @@ async def _end(
 
 @dataclass(slots=True)
 class UsageSum:
-    """The usage of a request with `n` choices per prompt. A prompt counts once for all of its
-    choices."""
+    """The sum of the usage of all choices. A prompt counts once for all its choices."""
 
     n: int = 1
     _ended: dict[int, Usage] = field(default_factory=dict)
@@ -228,7 +227,7 @@ def _n_recomputed(match: MatchReport | None) -> int:
 
 
 class Delta(Protocol):
-    """An addition to one choice. Only a choice's last delta has a `usage`."""
+    """An addition to one choice of a reply. Only a choice's last delta has a `usage`."""
 
     @property
     def index(self) -> int:
@@ -236,25 +235,25 @@ class Delta(Protocol):
 
     @property
     def usage(self) -> Usage | None:
-        """The usage of the choice, or None before its end."""
+        """The usage of the choice. It is None before the choice's end."""
 
     def as_object(self) -> Json:
         """Return this delta as a member of a chunk's `choices`."""
 
 
 class ChoiceSum(Protocol[D_contra]):
-    """The sum of a choice's deltas."""
+    """Sums up the deltas of one choice."""
 
     def add(self, delta: D_contra) -> None:
-        """Add the next delta."""
+        """Add the choice's next delta."""
 
     def as_object(self, index: int) -> Json:
-        """Return the sum as a member of the whole reply's `choices`."""
+        """Return the complete choice as a member of the reply's `choices`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyKind(Generic[D]):
-    """The form of an API's replies."""
+    """The names with which an API marks its replies."""
 
     id_prefix: str
     name: str
@@ -263,8 +262,7 @@ class ReplyKind(Generic[D]):
 
 
 class Reply(Generic[D]):
-    """One reply, as the chunks of a stream or as one object. `n` is the number of choices per
-    prompt."""
+    """One reply of an API. `n` is the number of choices per prompt."""
 
     def __init__(
         self, kind: ReplyKind[D], model: ServedModel, options: StreamOptions, *, n: int
@@ -277,8 +275,8 @@ class Reply(Generic[D]):
         self._model = model.id
 
     async def respond(self, request: Request, deltas: AsyncGenerator[D, None]) -> Response:
-        """Return the HTTP response once its first data is ready. Earlier errors of `deltas` become
-        HTTP errors; later ones end the stream."""
+        """Return the HTTP response once its first data is ready. An earlier error of `deltas`
+        becomes an HTTP error. A later one ends the stream."""
         if not self._options.stream:
             return JSONResponse(await until_disconnect(request, self._whole(deltas)))
         chunks = await start_stream(request, self._chunks(deltas))
@@ -294,8 +292,8 @@ class Reply(Generic[D]):
         return self._object(self._kind.name, choices) | self._total_usage()
 
     async def _chunks(self, deltas: AsyncGenerator[D, None]) -> AsyncGenerator[Json, None]:
-        """Yield the chunks. If the client requests usage, every chunk has a `usage`, as in OpenAI's
-        streams."""
+        """Yield the chunks of a stream. If the client requests usage, every chunk has a `usage`, as
+        in OpenAI's streams."""
         name, options = self._kind.chunk_name, self._options
         last: Json | None = None  # the end of a choice, until another chunk follows
         async with aclosing(deltas):

@@ -1,4 +1,4 @@
-"""Helpers of requests to OpenAI's APIs: caller, sampling, choices and stream options."""
+"""Helpers of requests to OpenAI's APIs: their caller, sampling and stream options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from semantic_server.http.openai.validators import ChatBody, CompletionBody, Res
 from semantic_server.http.request_fields.table import list_at, object_at, own_field_of, text_at
 
 MAX_CHOICES: Final = 128
-"""Most choices of one request, over all of its prompts."""
+"""The maximum number of choices in one request, over all its prompts."""
 
 _RANGES: Final[dict[str, tuple[float, float]]] = {
     "temperature": (0, 2),
@@ -47,8 +47,8 @@ _SEEDS: Final = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The origin of a request. `force_usage` ends streams with a usage chunk. Without `keep`, the
-    server stores nothing."""
+    """The sender of a request. With `force_usage`, each stream ends with a usage chunk. Without
+    `keep`, the server stores nothing."""
 
     agent: str | None = None
     tenant: str = ""
@@ -59,7 +59,7 @@ class Caller:
 
 
 def caller_of(request: Request, body: Mapping[str, object]) -> Caller:
-    """Return the origin of a request. Raises FieldError, and WireError for an operator."""
+    """Return the sender of a request. Raises FieldError, and WireError for an operator."""
     return Caller(
         agent_of(request, body),
         tenant_of(request),
@@ -79,8 +79,8 @@ def check_model(name: str, model: ServedModel) -> None:
 
 
 def number_of_choices(n: int | None, n_prompts: int = 1) -> int:
-    """Return the number of choices per prompt. Raises FieldError for more than `MAX_CHOICES` in
-    all."""
+    """Return the number of choices per prompt. Raises FieldError for more than `MAX_CHOICES`
+    choices in the whole request."""
     n = 1 if n is None else n
     if n_prompts > MAX_CHOICES:
         raise FieldError(
@@ -102,7 +102,7 @@ def choices_of(
     thinking_tokens: int | None = None,
 ) -> tuple[Ask, ...]:
     """Return one engine request per choice of each prompt. Only the first choice continues the
-    caller's agent; the others get their own names and seeds."""
+    caller's agent."""
     return tuple(
         Ask(
             prompt,
@@ -133,11 +133,11 @@ def _agent_of_choice(agent: str | None, index: int) -> str | None:
 # Validation by element
 
 _PLACEHOLDERS: Final[dict[str, object]] = {"messages": [], "prompt": ""}
-"""Stand-ins for required fields."""
+"""Placeholders for fields that the SDK's types require."""
 
 
 def without_elements(known: Mapping[str, object]) -> dict[str, object]:
-    """Return `known` without the elements of lists, which other validators check."""
+    """Return `known` without the elements of lists. Other validators check the elements."""
     plain = {name: value for name, value in known.items() if name not in CHECKED_BY_ELEMENT}
     return plain | {name: value for name, value in _PLACEHOLDERS.items() if name in known}
 
@@ -146,8 +146,8 @@ def without_elements(known: Mapping[str, object]) -> dict[str, object]:
 
 
 def constraint_of(known: Mapping[str, object]) -> AnswerFormat | None:
-    """Return the required form of an answer, or None. Raises FieldError for an invalid constraint,
-    and for several."""
+    """Return the constraint on an answer's form, or None. Raises FieldError for an invalid
+    constraint, and for several constraints."""
     given = {f"guided_{kind}": kind for kind in _FORMS}
     found = {name: (kind, known[name]) for name, kind in given.items() if name in known}
     if _STRUCTURED in known:
@@ -232,7 +232,7 @@ _FORMS: Final[dict[str, Callable[[str, object], AnswerFormat]]] = {
 def sampling_of(
     body: ChatBody | CompletionBody | ResponseBody, stop: object, model: ServedModel
 ) -> SamplingParams:
-    """Return the sampling parameters in `body`. `model` supplies the defaults. Raises FieldError
+    """Return the sampling parameters of `body`. `model` supplies the defaults. Raises FieldError
     for a value out of range."""
     usual = model.sampling
     sampling = replace(
@@ -270,7 +270,7 @@ def _number(body: Mapping[str, object], name: str, default: float) -> float:
 def _with_other_neutrals(
     sampling: SamplingParams, body: ChatBody | CompletionBody | ResponseBody
 ) -> SamplingParams:
-    """Set the fields whose neutral value differs between the API and the domain."""
+    """Set the parameters whose neutral value differs between the API and the domain."""
     if "top_k" in body:
         top_k = body["top_k"]
         if top_k < -1:
@@ -314,12 +314,12 @@ def _biases(biases: Mapping[str, int], vocab_size: int) -> dict[int, float]:
 
 
 UsagePlace = Literal["nowhere", "finish", "own chunk"]
-"""The place of the usage in a stream: the last chunk of a choice, or its own chunk."""
+"""The place of the usage in a stream: a choice's last chunk, or a separate chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How to send a reply. `running_usage` adds usage to the chunks of finished choices."""
+    """How to send a reply. `running_usage` adds the usage to the last chunk of each choice."""
 
     stream: bool = False
     usage: UsagePlace = "finish"
@@ -327,8 +327,8 @@ class StreamOptions:
 
 
 def stream_options(body: Mapping[str, object], *, force_usage: bool) -> StreamOptions:
-    """Return the stream options of a body. Raises FieldError if the body has options but no
-    stream."""
+    """Return the stream options of a body. Raises FieldError if a body without `stream` has
+    some."""
     stream = body.get("stream") is True
     value = body.get("stream_options")
     if value is None:

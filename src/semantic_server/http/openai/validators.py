@@ -1,4 +1,4 @@
-"""Validators for OpenAI's own request types. Validation is strict: a string is not a number."""
+"""Validators of OpenAI's request types. Validation is strict: a string is not a number."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STRICT: Final = ConfigDict(strict=True)
 
 
 class Extensions(TypedDict, total=False):
-    """Fields outside of OpenAI's API that the bodies of all routes may have."""
+    """Fields outside of OpenAI's API that the body of every route may have."""
 
     stream: bool
     agent_id: str
@@ -117,7 +117,7 @@ tool_adapter: Final = LazyAdapter(ChatCompletionFunctionToolParam)
 tool_call_adapter: Final = LazyAdapter(ChatCompletionMessageFunctionToolCallParam)
 named_choice_adapter: Final = LazyAdapter(ChatCompletionNamedToolChoiceParam)
 allowed_choice_adapter: Final = LazyAdapter(ChatCompletionAllowedToolChoiceParam)
-"""Validator of a choice among allowed tools."""
+"""Validator of a tool choice among several allowed tools."""
 
 
 # Elements of a response's body

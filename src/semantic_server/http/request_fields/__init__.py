@@ -1,1 +1,1 @@
-"""Shared by all APIs: tables of request fields, the field `semantic`, tools that clients run."""
+"""Request fields that all APIs share, and tools that clients run."""

@@ -1,4 +1,4 @@
-"""Client tools that are not functions. The model sees each of them as a function."""
+"""Client tools that are not functions. The model sees each of these tools as a function."""
 
 from __future__ import annotations
 
@@ -121,14 +121,14 @@ ANTHROPIC_TOOLS: Final = {
 
 
 def custom_tool(name: str, description: str, expected: str) -> Tool:
-    """Return a custom tool. `expected` describes its input for the model."""
+    """Return a custom tool. `expected` describes the tool's input for the model."""
     found = _tool(CUSTOM, description, "input", input=_described(_TEXT, expected))
     return replace(found, name=name)
 
 
 def custom_call(call_id: str, arguments: str) -> tuple[str, str]:
-    """Return a custom tool's call as (id, input). Arguments of another form become the input
-    unchanged."""
+    """Return a custom tool's call as (id, input). If the arguments are not an object with the
+    input, they become the input unchanged."""
     match _parsed(arguments):
         case {"input": str(text), **others} if not others:
             return call_id, text
@@ -136,25 +136,25 @@ def custom_call(call_id: str, arguments: str) -> tuple[str, str]:
 
 
 def written_call(call_id: str, name: str, text: str) -> ToolCall:
-    """Return the call as the model wrote it, apart from white space."""
+    """Return a custom tool's call as the model wrote it, except for white space."""
     if call_id.endswith(_AS_WRITTEN):
         return ToolCall(written_id(call_id), name, text)
     return ToolCall(call_id, name, json.dumps({"input": text}, ensure_ascii=False))
 
 
 def written_id(call_id: str) -> str:
-    """Return the id that the model gave a call."""
+    """Return the call's id without the suffix that `custom_call` added."""
     return call_id.removesuffix(_AS_WRITTEN)
 
 
 # Calls of OpenAI's tools
 
 _FOLDER: Final = "working_directory"
-"""The item's name for the argument `workdir`."""
+"""The name of the argument `workdir` in the item."""
 
 
 def item_fields(kind: str, arguments: str) -> Json | None:
-    """Return the fields of an item for a call of this `kind`, or None if `arguments` do not fit."""
+    """Return the fields of an item for a call of `kind`. Returns None if `arguments` do not fit."""
     given = _parsed(arguments)
     if not isinstance(given, dict) or not _fits(given, OPENAI_TOOLS[kind].parameters):
         return None
@@ -168,7 +168,7 @@ def item_fields(kind: str, arguments: str) -> Json | None:
 
 
 def arguments_of(kind: str, fields: Json) -> Json:
-    """Return the arguments of the item with these `fields`."""
+    """Return the tool's arguments from an item with these `fields`."""
     action = fields.get("operation" if kind == "apply_patch" else "action")
     if not isinstance(action, dict):
         return fields

@@ -1,6 +1,6 @@
 """Notes in place of content that a text model cannot process.
 
-The same bytes make the same note, so prompts keep a common beginning.
+Equal content gets an equal note, so prompts keep a common beginning.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from semantic.domain.chat import Attachment
 
 _TEXT_ONLY: Final = "this model reads text only"
 _HEAD: Final = 1 << 16
-"""Bytes of a picture in which to look for its size."""
+"""The number of bytes of a picture in which to look for its size."""
 _KB: Final = 1000
 _SHORTEST: Final = 24
-"""Fewest characters of base64; a shorter text is a name."""
+"""The minimum number of characters of base64. A shorter text is a name."""
 _LONGEST_NOTE: Final = 4000
 _LONGEST_NAME: Final = 80
 _DATA_URL: Final = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?[^,]*;base64,", re.ASCII)
 _FORMATS: Final = {b"\x89PNG": "PNG", b"\xff\xd8": "JPEG", b"GIF8": "GIF", b"RIFF": "WebP"}
 _MARKER: Final = 0xFF
 _SIZE_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""JPEG's markers of the frames that contain the size."""
+"""JPEG's markers of frames that contain the picture's size."""
 _SAID: Final = (
     "text", "title", "url", "name", "tool_name", "query", "code", "stdout", "stderr", "content",
 )  # fmt: skip
-"""Members of foreign blocks that contain text."""
+"""Members that contain text, in blocks of other services."""
 
 
 def picture(source: str) -> tuple[str, Attachment]:
-    """Return note and attachment for a picture. `source` is base64, a URL or a name."""
+    """Return the note and the attachment for a picture. `source` is base64, a URL or a name."""
     found = _DATA_URL.match(source[:200])
     data = source if found is None else source[found.end() :]
     head = _decoded(data[: _HEAD * 4 // 3])
@@ -47,7 +47,7 @@ def picture(source: str) -> tuple[str, Attachment]:
 
 
 def attachment(kind: str, name: str, data: str) -> tuple[str, Attachment]:
-    """Return note and attachment for a sound or document; `data` is base64, a URL or an id."""
+    """Return the note and the attachment for a sound or document as base64, a URL or an id."""
     found = _DATA_URL.match(data[:200])
     if found is not None:
         name, data = name or found["type"] or "", data[found.end() :]
@@ -56,14 +56,14 @@ def attachment(kind: str, name: str, data: str) -> tuple[str, Attachment]:
 
 
 def file_note(file: Mapping[str, object]) -> tuple[str, Attachment]:
-    """Return note and attachment for a file in OpenAI's form."""
+    """Return the note and the attachment for a file in OpenAI's form."""
     fields = ("file_data", "file_url", "file_id")
     data = next((one for one in map(file.get, fields) if isinstance(one, str)), "")
     return attachment("document", str(file.get("filename", "")), data)
 
 
 def block_note(kind: str, block: object) -> str:
-    """Return a note with the texts of a block that only another service can process."""
+    """Return a note with the texts of a block. Only another service can process the block."""
     said = " | ".join(_texts(block))
     shown = said if len(said) <= _LONGEST_NOTE else said[:_LONGEST_NOTE] + "..."
     return f"[{kind[:_LONGEST_NAME]}: {shown}]" if shown else f"[{kind[:_LONGEST_NAME]}]"
@@ -89,7 +89,7 @@ def _size(data: str) -> str:
 
 
 def _described(head: bytes) -> str:
-    """Return size and format, as in `1024 x 768 PNG`."""
+    """Return the size and format of a picture, as in `1024 x 768 PNG`."""
     name = next((name for magic, name in _FORMATS.items() if head.startswith(magic)), "")
     if not name or (name == "WebP" and head[8:12] != b"WEBP"):
         return ""

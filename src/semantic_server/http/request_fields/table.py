@@ -28,7 +28,7 @@ _LONGEST_NAME: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How a route treats one field. With a `refusal`, it accepts only the values in `unless`."""
+    """How a route treats one field. With a `refusal`, only the values in `unless` are valid."""
 
     refusal: str | None = None
     unless: tuple[object, ...] = ()
@@ -57,7 +57,7 @@ def ignored(names: str) -> dict[str, Field]:
 
 
 def refused(refusal: str, *unless: object) -> Field:
-    """Return a field that the server refuses, except for values in `unless`."""
+    """Return a field that the server refuses, unless its value is in `unless`."""
     return Field(refusal, unless)
 
 
@@ -68,8 +68,8 @@ def fields_of(
     warnings: WarnOnce,
     within: str = "",
 ) -> dict[str, object]:
-    """Return the fields of `body` that are in `table` and not null. `within` is the path prefix.
-    Raises FieldError for a refused or misspelled field."""
+    """Return the fields of `body` that are in `table` and not null. `within` is the prefix of the
+    fields' paths. Raises FieldError for a refused or misspelled field."""
     given = {name: value for name, value in body.items() if value is not None}
     unknown = sorted(given.keys() - table.keys())
     for name in unknown:
@@ -192,7 +192,7 @@ FOREIGN: Final[dict[str, Field]] = {
     "top_a": refused(ONE_SAMPLER, 0, 0.0),
     "transforms": refused("this server never changes prompts", []),
 }
-"""Fields of other servers. The server refuses them unless their value is neutral."""
+"""Fields of other servers. The server refuses values that would have an effect."""
 
 
 def at_least_one(name: str, value: int | None) -> int | None:
@@ -212,14 +212,14 @@ def tokens_at(path: str, value: object) -> int | None:
 
 
 def mapping_at(path: str, value: object) -> Mapping[str, object]:
-    """Return `value`. Raises FieldError unless `value` is a JSON object."""
+    """Return `value` as a mapping. Raises FieldError unless it is a JSON object."""
     if not isinstance(value, dict):
         raise FieldError(f"{path}: expected an object", param=path)
     return value
 
 
 def object_at(path: str, value: object) -> dict[str, object]:
-    """Return `value` without its null members. Raises FieldError unless `value` is an object."""
+    """Return `value` without its null members. Raises FieldError unless it is a JSON object."""
     return {name: inner for name, inner in mapping_at(path, value).items() if inner is not None}
 
 
@@ -238,7 +238,7 @@ def text_at(path: str, value: object) -> str:
 
 
 def name_at(path: str, given: Mapping[str, object]) -> str:
-    """Return the name in the object `given` at `path`. Raises FieldError for a missing name."""
+    """Return the name in the object `given`. Raises FieldError with `path` for a missing name."""
     name = text_at(f"{path}.name", given.get("name"))
     if not name:
         raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")
@@ -248,7 +248,7 @@ def name_at(path: str, given: Mapping[str, object]) -> str:
 def validated_by_type(
     path: str, adapters: Mapping[str, LazyAdapter[T]], element: Mapping[str, object]
 ) -> T:
-    """Validate `element` with the adapter for its member `type`. Raises FieldError."""
+    """Validate `element` with the adapter for the value of its member `type`. Raises FieldError."""
     kind = element.get("type")
     if not isinstance(kind, str) or kind not in adapters:
         at = f"{path}.type"
@@ -257,7 +257,7 @@ def validated_by_type(
 
 
 def validated_at(path: str, adapter: TypeAdapter[T], element: Mapping[str, object]) -> T:
-    """Validate `element` with `adapter`. Raises FieldError with the path from the body's root."""
+    """Validate `element` with `adapter`. Raises FieldError with a path that begins with `path`."""
     try:
         return validated(adapter, element)
     except FieldError as error:
@@ -282,14 +282,14 @@ _members: Final = LazyAdapter(_Members)
 
 
 class OwnField(NamedTuple):
-    """The agent's hints about itself. `keep` is False if the server must store nothing."""
+    """The agent's hints about its future. If `keep` is False, the server stores nothing."""
 
     keep: bool
     hints: Hints
 
 
 def own_field_of(request: Request, body: Mapping[str, object]) -> OwnField:
-    """Return the field `semantic`, or else its members in the headers.
+    """Return the members of the field `semantic`. Headers supply its missing members.
 
     Raises FieldError for an unknown member, a wrong value, and `back_in` together with `done`.
     """

@@ -1,4 +1,4 @@
-"""Translates input items of a response's request to messages. Drops items of hosted tools."""
+"""Translates the input items of a response's request to messages. Ignores items of hosted tools."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ _COMPACTED: Final = "earlier messages that only the service that compacted them 
 
 @dataclass(frozen=True, slots=True)
 class ResponseInput:
-    """The messages of an input, and the tools that it loads."""
+    """The messages of an input, and the tools that its items load."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
 
 
 def input_of(value: object, tools: ToolSet, kept: KeptItems | None = None) -> ResponseInput:
-    """Read `input`, and add its tools to `tools`. Items of `kept` replace references. Raises
-    FieldError for an invalid item, and the same errors as `KeptItems.item`."""
+    """Read `input`, and add the tools in it to `tools`. Items of `kept` replace references to them.
+    Raises FieldError for an invalid item, and the same errors as `KeptItems.item`."""
     if isinstance(value, str):
         return ResponseInput((Message("user", value),))
     if not isinstance(value, list):
@@ -104,8 +104,7 @@ def _item(path: str, value: object, kept: KeptItems | None) -> _Item:
 
 
 class _MessageAssembler:
-    """Joins separate items of reasoning, text and calls to one assistant message. Adjacent items
-    with ids belong together."""
+    """Joins adjacent items of reasoning, text and calls to one assistant message."""
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
@@ -233,7 +232,7 @@ class _Reader:
         self.messages.add(Message("system", block_note(item.kind, {"text": _COMPACTED})))
 
     def nothing(self, item: _Item) -> None:
-        """Skip an item that only loads tools."""
+        """Ignore an item, because it only loads tools."""
 
 
 _READERS: Final[dict[str, Callable[[_Reader, _Item], None]]] = {
@@ -261,7 +260,7 @@ _LOADING: Final = frozenset({"additional_tools", "tool_search_output"})
 
 
 def _reasoning_text(path: str, fields: Json) -> str:
-    """Return the first non-empty text of: content, encrypted content, summary."""
+    """Return the first non-empty text of an item's content, encrypted content and summary."""
     content = _text_of(f"{path}.content", fields.get("content", []))
     encrypted = text_at(f"{path}.encrypted_content", fields.get("encrypted_content", ""))
     return content or decoded_reasoning(encrypted) or _text_of(f"{path}.summary", fields["summary"])

@@ -39,8 +39,8 @@ class KeptItems:
         self._read: dict[str, dict[str, Json]] = {}
 
     def item(self, path: str, given: str) -> Json:
-        """Return the item called `given`. `path` is the reference in the request. Raises WireError
-        if the item is not stored, and StoreError for a failed read."""
+        """Return the item with the id `given`. `path` is the place of the reference in the request.
+        Raises WireError for an unknown item, and StoreError for a failed read."""
         match = _ITEM_ID.fullmatch(given)
         found = self._items(RESPONSE_PREFIX + match["response"]).get(given) if match else None
         if found is None:
@@ -62,7 +62,7 @@ class KeptItems:
 Status = Literal["in_progress", "completed", "incomplete"]
 
 _CONTENT_INDEX: Final = 0
-"""Every item has at most one content part."""
+"""The index of an item's content part. Every item has at most one."""
 
 ID_BYTES: Final = 24
 _ENCODED_PREFIX: Final = "semantic.thought."
@@ -100,7 +100,7 @@ class TextItem:
     logprobs: list[Json] = field(default_factory=list)
 
     def begin(self) -> list[Json]:
-        """Return the events before the text."""
+        """Return the events that precede the text."""
         return [
             _added(self.index, self.as_object("in_progress") | {"content": []}),
             _part_event("added", self, _text_part("", ())),
@@ -121,7 +121,7 @@ class TextItem:
         ]
 
     def end(self, status: Status) -> list[Json]:
-        """Return the events after the text."""
+        """Return the events that follow the text."""
         text = "".join(self.texts)
         return [
             {
@@ -148,7 +148,7 @@ class TextItem:
 
 @dataclass(slots=True)
 class ReasoningItem:
-    """An item of type `reasoning`; `encrypted` adds the field `encrypted_content`."""
+    """An item of type `reasoning`. `encrypted` adds the field `encrypted_content`."""
 
     index: int
     id: str
@@ -156,7 +156,7 @@ class ReasoningItem:
     texts: list[str] = field(default_factory=list)
 
     def begin(self) -> list[Json]:
-        """Return the events before the text."""
+        """Return the events that precede the text."""
         empty = self.as_object("in_progress") | {"content": [], "encrypted_content": None}
         return [_added(self.index, empty), _part_event("added", self, _reasoning_part(""))]
 
@@ -166,7 +166,7 @@ class ReasoningItem:
         return [{"type": "response.reasoning_text.delta", **_position(self), "delta": text}]
 
     def end(self, status: Status) -> list[Json]:
-        """Return the events after the text."""
+        """Return the events that follow the text."""
         text = "".join(self.texts)
         return [
             {"type": "response.reasoning_text.done", **_position(self), "text": text},
@@ -198,7 +198,7 @@ class CallItem:
     texts: list[str] = field(default_factory=list)
 
     def begin(self) -> list[Json]:
-        """Return the events before the arguments."""
+        """Return the events that precede the arguments."""
         return [_added(self.index, self.as_object("in_progress"))]
 
     def grow(self, arguments: str) -> list[Json]:
@@ -214,7 +214,7 @@ class CallItem:
         ]
 
     def end(self, status: Status) -> list[Json]:
-        """Return the events after the arguments."""
+        """Return the events that follow the arguments."""
         return [
             {
                 "type": "response.function_call_arguments.done",
@@ -249,11 +249,11 @@ class ClientCallItem:
     call: CallItem
 
     def begin(self) -> list[Json]:
-        """Return []: the form is known only at the end."""
+        """Return [], because the item's form is known only at its end."""
         return []
 
     def grow(self, arguments: str) -> list[Json]:
-        """Collect more of the arguments; return []."""
+        """Collect a further piece of the arguments. Returns []."""
         self.call.texts.append(arguments)
         return []
 
@@ -274,7 +274,7 @@ class ClientCallItem:
         return [_added(call.index, begun), *events, _done(call.index, item)]
 
     def as_object(self, status: Status) -> Json:
-        """Return the item so far. Arguments that do not fit the tool become a function call."""
+        """Return the item with its content so far. Invalid arguments make it a function call."""
         item = self.call.as_object(status)
         arguments = str(item["arguments"])
         if self.kind == CUSTOM:

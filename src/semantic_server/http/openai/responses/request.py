@@ -1,4 +1,4 @@
-"""Parses the body of a response's request, and prepends the previous responses."""
+"""Parses the body of a response's request. Prepends the previous responses to its input."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from semantic_server.http.request_fields.table import (
 
 
 class ResponseGoneError(InvalidRequestError):
-    """The store lacks a response."""
+    """The store does not have a referenced response."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"no response {response_id!r:.200}")
@@ -51,7 +51,7 @@ class ResponseGoneError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A conversation up to a response, with its last agent and its tools."""
+    """The conversation up to a stored response, with its last agent and its tools."""
 
     messages: tuple[Message, ...]
     agent: str
@@ -106,7 +106,7 @@ RESPONSE_FIELDS: Final[dict[str, Field]] = {
     "client_metadata": IGNORED,
     "min_tokens": Field("this server cannot enforce a minimum of tokens", (0,)),
 }
-"""Fields of the body."""
+"""Fields of the body of POST /v1/responses."""
 
 REASONING_FIELDS: Final[dict[str, Field]] = {
     "context": Field("the model's template decides which thoughts stay", ("auto",)),
@@ -145,7 +145,7 @@ CHECKED_BY_ELEMENT: Final = frozenset(
         "tools",
     }
 )
-"""Fields with their own validation, so that errors name the element."""
+"""Fields that have their own validation, so that an error names the element of a list."""
 
 
 _MAX_TOP_LOGPROBS: Final = 20
@@ -163,7 +163,7 @@ _INCLUDE_WITHOUT_EFFECT: Final = frozenset(
         "web_search_call.results",
     }
 )
-"""Optional fields that this server's responses never have."""
+"""Values of `include` that have no effect on this server's responses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def response_request(
     body: Mapping[str, object], model: ServedModel, caller: Caller, store: ResponsesPort
 ) -> ResponseRequest:
     """Parse `body`. May block on `store`. Raises InvalidRequestError, ModelNotFoundError, and
-    WireError if a referenced response is not stored."""
+    WireError if `store` lacks a referenced response."""
     known = known_fields(body, RESPONSE_FIELDS)
     checked = validated(
         response_adapter(),
@@ -312,7 +312,7 @@ def _history(store: ResponsesPort, tenant: str, previous: str) -> History:
 def _messages(
     instructions: str | None, history: History | None, own_input: ResponseInput
 ) -> tuple[Message, ...]:
-    """Return the whole conversation without the instructions of previous requests."""
+    """Return the whole conversation. Omits the instructions of previous requests."""
     system = () if instructions is None else (Message("system", instructions),)
     previous = () if history is None else history.messages
     conversation = (*previous, *own_input.messages)
@@ -323,7 +323,7 @@ def _messages(
 
 @dataclass(frozen=True, slots=True)
 class _TextFormat:
-    """The form of texts. `reply_value` is the field `text` of the reply."""
+    """The required form of the answer's text. `reply_value` is the field `text` of the reply."""
 
     answer_format: AnswerFormat | None = None
     reply_value: Json = field(default_factory=lambda: {"type": "text"})

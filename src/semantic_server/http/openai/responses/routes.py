@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class ResponseReply:
-    """Replies to one request. Call either `events` or `body`, once."""
+    """The reply to one request. Call either `events` or `body`, and only once."""
 
     def __init__(
         self,
@@ -112,8 +112,8 @@ class ResponseReply:
 async def with_heartbeat(
     events: AsyncGenerator[T, None], seconds: float, heartbeat: Callable[[], T]
 ) -> AsyncGenerator[T, None]:
-    """Yield `events`, and `heartbeat()` after every `seconds` without an event. Closing this
-    generator closes `events`."""
+    """Yield `events`. Yields `heartbeat()` too, after every `seconds` without an event. Closing
+    this generator closes `events`."""
     pending: asyncio.Future[list[T]] | None = None
     try:
         while True:
@@ -153,7 +153,7 @@ _NO_COMPACTION: Final = (
 
 
 class _ResponseIdConvertor(StringConvertor):
-    """Matches any id except `input_tokens` and `compact`, which are other routes."""
+    """Matches any id except `input_tokens` and `compact`, which have routes of their own."""
 
     regex = "(?!(?:input_tokens|compact)(?:/|$))[^/]+"
 

@@ -36,7 +36,7 @@ def store_of(request: Request) -> ResponsesPort:
 async def put_response(
     store: ResponsesPort, request: ResponseRequest, writer: ResponseWriter, agent: str
 ) -> None:
-    """Store the request's input and the complete response of `agent`."""
+    """Store the input of `request` and the complete response that `agent` gave."""
     await to_thread.run_sync(_put, store, request, writer, agent)
 
 
@@ -61,7 +61,7 @@ async def delete_response(request: Request, response_id: str) -> None:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Turn StoreError into a 503 without the cause, which may disclose details."""
+    """Turn StoreError into a 503. Its message omits the cause, which may disclose details."""
     try:
         yield
     except StoreError as error:
@@ -103,7 +103,7 @@ def _not_found(response_id: str) -> WireError:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of a list: at most `limit` items after the item `after`."""
+    """A page of a list. It has at most `limit` items, which follow the item `after`."""
 
     after: str | None = None
     limit: int = 20
@@ -111,7 +111,7 @@ class Page:
 
 
 def input_list(response: StoredResponse, page: Page) -> Json:
-    """Return one page of a response's own input items. Repeated calls give the same ids. Raises
+    """Return one page of a response's own input items. Their ids are the same in every call. Raises
     FieldError for an unknown `page.after`."""
     items = _items(response)
     if page.order == "desc":

@@ -1,6 +1,6 @@
 """Tools of a response's request: the callable functions, their names, and the choice.
 
-The model sees a function's namespace only if two functions have the same name. Drops hosted tools.
+The model sees a function's namespace only if two functions have the same name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FunctionName:
 
 @dataclass(slots=True)
 class ToolSet:
-    """Functions by the name that the model sees. `reply_tools` is the reply's field `tools`."""
+    """Functions by the names that the model sees. `reply_tools` is the reply's field `tools`."""
 
     reply_tools: list[Json] = field(default_factory=list)
     _tools: dict[str, Tool] = field(default_factory=dict)
@@ -67,23 +67,23 @@ class ToolSet:
             self._add(one)
 
     def add_loaded(self, path: str, value: object) -> tuple[Tool, ...]:
-        """Add the tools of an input item, in place of tools with the same name. Returns the added
+        """Add the tools of an input item. They replace tools with the same names. Returns the added
         tools."""
         return tuple(self._tools[self._add(one)] for one in _functions(path, value))
 
     def add_previous(self, tools: Sequence[Tool]) -> None:
-        """Add the tools of previous responses, unless a tool has the same name."""
+        """Add the tools of previous responses, except tools with a name that is in use."""
         for tool in tools:
             if tool.name not in self._tools:
                 self._tools[tool.name] = tool
                 self._names[tool.name] = FunctionName(tool.name)
 
     def model_name(self, name: FunctionName) -> str:
-        """Return the name that the model sees for `name`."""
+        """Return the name under which the model sees the function `name`."""
         return next((known for known, one in self._names.items() if one == name), name.name)
 
     def client_name(self, model_name: str) -> FunctionName:
-        """Return the client's name for `model_name`."""
+        """Return the client's name for the function that the model calls `model_name`."""
         return self._names.get(model_name, FunctionName(model_name))
 
     def kind_of(self, model_name: str) -> str:
@@ -181,7 +181,7 @@ def _custom(path: str, given: Json, namespace: str | None) -> _Function:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The callable tools and the tool choice. `reply_value` is the choice in the reply."""
+    """The callable tools and the tool choice. `reply_value` is the reply's field `tool_choice`."""
 
     tools: tuple[Tool, ...]
     choice: ToolChoice

@@ -36,7 +36,7 @@ from semantic_server.http.request_fields.client_tools import CUSTOM
 
 _SERVER_ERROR: Final = "server_error"
 _CLIENT_ERROR: Final = "invalid_prompt"
-"""The code for a client's error or a cancelled request. Codex repeats after `server_error`."""
+"""The code for a client's error or a cancelled request. Codex does not repeat the request."""
 _OVERFLOW: Final = "context_length_exceeded"
 """The code for a context overflow. Clients then shorten their history."""
 
@@ -46,11 +46,11 @@ _UNFINISHED: Final[Json] = {
     "incomplete_details": None,
     "usage": None,
 }
-"""The fields of an unfinished response that get their values at its end."""
+"""The fields of an unfinished response that change at its end."""
 
 
 class ResponseWriter:
-    """Writes one response: `write` takes an answer's events in order and returns events to send."""
+    """Writes one response. `write` takes an answer's events in order, and returns what to send."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ def _code(problem: Problem) -> str:
 
 
 def _message(problem: Problem) -> str:
-    """Return the message that the error has over HTTP: clients match some messages."""
+    """Return the message that the error has over HTTP, because clients match some messages."""
     error = openai_error(problem)["error"]
     return str(error["message"]) if isinstance(error, dict) else problem.message
 
