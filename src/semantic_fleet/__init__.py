@@ -1,1 +1,1 @@
-"""The fleet: stores that replicas share, replicas on Ray, ranks of one model, and commands."""
+"""The fleet: replicas on Ray, the stores that they share, and the ranks of one model."""

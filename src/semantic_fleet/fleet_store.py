@@ -1,4 +1,4 @@
-"""A fleet's object store: opens it, evicts its objects, and deletes a tenant."""
+"""Opens a fleet's object store, evicts objects from it, and deletes a tenant's objects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("semantic.server")
 
 _CLOUDS = ("AWS_", "GOOGLE_", "AZURE_")
-"""Prefixes of environment variables that configure object stores."""
+"""The prefixes of environment variables that configure object stores."""
 
 _SHARED: WeakValueDictionary[tuple[str, ...], Objects] = WeakValueDictionary()
 
@@ -38,8 +38,8 @@ _SHARING = threading.Lock()
 
 
 class FleetStore:
-    """Implements `SharedStorePort` with an object store. Stores of a process with the same URL and
-    credentials share a connection."""
+    """Implements `SharedStorePort` with an object store. All `FleetStore`s of a process with the
+    same URL and credentials share a connection."""
 
     def __init__(self, url: str, secret: bytes, max_bytes: int | None = None) -> None:
         """See `OpensShared`."""
@@ -55,7 +55,7 @@ class FleetStore:
         self.objects = objects
 
     def blocks(self) -> RemoteStore:
-        """See `SharedStorePort.blocks`. With a budget, starts a janitor."""
+        """See `SharedStorePort.blocks`. If the store has a budget, this starts a janitor."""
         from semantic_fleet.objects.remote_store import RemoteStore
 
         if self._max_bytes is None:
@@ -91,8 +91,8 @@ class FleetStore:
 
 
 def require_objects(settings: Settings) -> tuple[Objects, bytes]:
-    """Return a new connection for a command, and the fleet's secret. Raises InvalidRequestError
-    without a URL, and the same errors as `FleetStore`."""
+    """Return a new connection to the object store, and the fleet's secret. Raises
+    InvalidRequestError without a URL, and the same errors as `FleetStore`."""
     place = shared_place(settings)
     if place is None:
         raise InvalidRequestError("remote_store must be a URL")
@@ -112,8 +112,8 @@ def _new_objects(url: str, notify: Callable[[str], None] | None = None) -> Objec
 
 
 def try_objects(objects: Objects) -> float:
-    """Write, read, list and delete an object; return the seconds it took. Raises StoreError if the
-    store misbehaves, and the same errors as `objects`."""
+    """Write, read, list and delete an object. Return the seconds that this took. Raises StoreError
+    if the store misbehaves, and the same errors as `objects`."""
     path, data = f"probes/{os.urandom(8).hex()}", os.urandom(64)
     started = time.monotonic()
     was_new = objects.create(path, data)
@@ -130,7 +130,7 @@ def try_objects(objects: Objects) -> float:
 
 
 def open_publisher(endpoint: str, topic: str) -> KVPublisher:
-    """Return the publisher of the tiers' changes. Warns if other machines can reach the address.
+    """Return the publisher of changes of the tiers. Warns if other machines can reach its address.
     Raises the same errors as `KVPublisher`, and OperatorError for missing packages."""
     from semantic_server.http.settings import is_loopback
 
@@ -147,7 +147,7 @@ def open_publisher(endpoint: str, topic: str) -> KVPublisher:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """A tenant's deleted data in the object store."""
+    """The data of a deleted tenant in the object store."""
 
     n_objects: int
     had_keys: bool
@@ -160,7 +160,7 @@ def evict_remote(
     wait: Callable[[float], None] = time.sleep,
     notify: Callable[[str], None] = lambda _: None,
 ) -> Report | None:
-    """Run the janitor once and return a report. Returns None if another process is the janitor.
+    """Run the janitor once and return its report. Returns None if another process is the janitor.
     Raises the same errors as `require_objects`, and StoreError if the store fails."""
     if settings.remote_bytes is None:
         raise InvalidRequestError("remote_gb: expected the GiB that the object store may use")
@@ -187,7 +187,7 @@ def evict_remote(
 
 
 def forget_tenant(settings: Settings, name: str) -> Forgotten:
-    """Delete the keys and all objects of the tenant `name`. Raises the same errors as
+    """Delete all keys and objects of the tenant `name`. Raises the same errors as
     `evict_remote`."""
     objects, secret = require_objects(settings)
     from semantic_fleet.objects.remote_records import records_tag

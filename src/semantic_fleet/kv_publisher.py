@@ -27,14 +27,14 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.store import ListedTier
 
 _RANK: Final = 0
-"""A server has only one rank."""
+"""The rank in every message. A server has only one rank."""
 _NAME_BITS: Final = 64
 _MEDIA: Final = {Tier.MEMORY: "CPU", Tier.DISK: "STORAGE"}
 """vLLM's names for the tiers of one machine."""
 
 
 class BlockStored(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Stored blocks, each the parent of the next."""
+    """Stored blocks. Each block is the parent of the next one."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -46,14 +46,14 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Blocks that a medium no longer has."""
+    """Blocks that a medium of this machine does not have any more."""
 
     block_hashes: list[int]
     medium: str
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """An order to forget all blocks. A list of all stored blocks follows."""
+    """An order to forget all blocks. A list of all stored blocks follows it."""
 
 
 Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
@@ -69,7 +69,7 @@ class KVEventBatch(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A change: a tier now has this block."""
+    """A tier now has this block."""
 
     header: BlockHeader
     tier: Tier
@@ -77,7 +77,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A change: a tier no longer has this block."""
+    """A tier does not have this block any more."""
 
     name: BlockHash
     tier: Tier
@@ -87,12 +87,12 @@ Change: TypeAlias = Stored | Removed
 
 
 def encoded(time: float, events: Sequence[Event]) -> bytes:
-    """Return the payload of a message."""
+    """Return the payload of a message with these events."""
     return msgspec.msgpack.encode(KVEventBatch(time, events))
 
 
 def events_of(changes: Sequence[Change]) -> list[Event]:
-    """Return `changes` as events, in order. Consecutive blocks of a chain make one event."""
+    """Return `changes` as events, in order. Consecutive blocks of one chain become one event."""
     runs: list[list[Change]] = []
     for change in changes:
         if runs and _continues(runs[-1][-1], change):
@@ -132,32 +132,32 @@ def _named(name: BlockHash) -> int:
 
 
 MOST_WAITING: Final = 4096
-"""Most changes that wait in the queue."""
+"""The maximum number of changes that wait in the queue."""
 _BATCH: Final = 64
-"""Most changes in one message: blocks of 16,384 tokens."""
+"""The maximum number of changes in one message. They cover 16,384 tokens."""
 _REPLAYED: Final = 1000
-"""Most messages to keep for replays."""
+"""The maximum number of messages to keep for replays."""
 _REPLAYED_BYTES: Final = 32 << 20
 _UNREAD: Final = 1000
-"""Most messages to queue for one subscriber. It misses further messages."""
+"""The maximum number of messages to queue for one subscriber. It misses further messages."""
 _LONGEST_REQUEST: Final = 4096
-"""Most bytes of a subscriber's topic or number."""
+"""The maximum number of bytes in a subscriber's topic or number."""
 _NUMBER_BYTES: Final = 8
 _END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
-"""Sent in place of the number at the end of a replay."""
+"""Sent in place of a message's number at the end of a replay."""
 _LISTING_SECONDS: Final = 0.25
-"""Seconds between two listings of all stored blocks for new subscribers."""
+"""Seconds between two lists of all stored blocks, which are for new subscribers."""
 _LAST_PORT: Final = 65_535
 _LINGER_MS: Final = 500
-"""Milliseconds to send the last messages when the publisher closes."""
+"""Milliseconds in which the closing publisher sends its last messages."""
 
 
 class KVPublisher:
     """Publishes changes of the tiers. Does nothing before `begin`."""
 
     def __init__(self, endpoint: str, topic: str = "", *, most_waiting: int = MOST_WAITING) -> None:
-        """Bind `endpoint`, and `replay_endpoint(endpoint)` for replays. Raises InvalidRequestError
-        for an invalid address, and OperatorError if binding fails."""
+        """Bind `endpoint`, and the address `replay_endpoint(endpoint)` for replays. Raises
+        InvalidRequestError for an invalid address, and OperatorError if binding fails."""
         self._topic = topic.encode()
         self._most_waiting = most_waiting
         self._changed = threading.Lock()
@@ -184,7 +184,7 @@ class KVPublisher:
         self._thread = threading.Thread(target=self._run, name="kv events", daemon=True)
 
     def begin(self, namespace: bytes, tiers: Mapping[Tier, ListedTier]) -> None:
-        """Publish the blocks that `tiers` have in `namespace`, and then every change."""
+        """Publish the blocks of `tiers` in `namespace`, and then every change of them."""
         self._namespace, self._tiers = namespace, tiers
         self.listed_anew()
         self._thread.start()
@@ -204,7 +204,7 @@ class KVPublisher:
                 self._wake()
 
     def close(self) -> None:
-        """Send the queued changes, for at most half a second, and free the addresses."""
+        """Send the queued changes, which takes at most half a second. Then free the addresses."""
         with self._changed:
             self._closing = True
             self._wake()
@@ -234,7 +234,7 @@ class KVPublisher:
             self._wakes.send(b"\0")
 
     def _bound(self, kind: int, endpoint: str, most_unread: int) -> zmq.Socket[bytes]:
-        """Return a socket that drops messages for a reader with `most_unread` unread messages."""
+        """Return a socket that drops messages for a subscriber with `most_unread` unread ones."""
         found = self._context.socket(kind)
         found.setsockopt(zmq.MAXMSGSIZE, _LONGEST_REQUEST)
         found.setsockopt(zmq.SNDHWM, most_unread)
@@ -355,7 +355,7 @@ class KVPublisher:
 
 def replay_endpoint(endpoint: str) -> str:
     """Return the address for replays: the next port, or a path with the suffix "-replay". Raises
-    InvalidRequestError."""
+    InvalidRequestError for an `endpoint` of another kind."""
     if re.fullmatch(r"ipc://.+", endpoint):
         return f"{endpoint}-replay"
     found = re.fullmatch(r"(tcp://(?:\*|\[[0-9a-fA-F:.]+\]|[\w.-]+)):(\d{1,5})", endpoint)

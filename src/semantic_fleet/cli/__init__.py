@@ -1,1 +1,1 @@
-"""`semantic fleet`: its commands, and the server inside each replica."""
+"""The commands of `semantic fleet`, and the server that runs inside each replica."""

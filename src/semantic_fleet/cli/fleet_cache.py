@@ -1,4 +1,4 @@
-"""`semantic cache janitor` and `forget-tenant`: maintain a fleet's object store. Loads no model."""
+"""`semantic cache janitor` and `forget-tenant`, which maintain a fleet's object store."""
 
 from __future__ import annotations
 

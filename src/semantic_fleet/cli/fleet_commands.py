@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _FLEET = "Fleet"
 _FOLDER = "fleet"
-"""Name of the fleet's folder."""
+"""The name of the fleet's folder in the store's folder."""
 
 RayAddress = Annotated[
     str | None,
@@ -252,13 +252,13 @@ def _print_ready(where: str, settings: ServerSettings, fleet: ReplicaOptions) ->
 
 
 def _take_signals_back() -> None:
-    """Restore the signal handlers that Ray replaced: its handlers print stacks."""
+    """Restore the signal handlers that Ray replaced. Ray's own handlers print stacks."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.getsignal(number))
 
 
 class _FleetLife:
-    """Starts the cluster with the server, and stops it last. `failure` is the first error."""
+    """Starts the cluster before the server and stops it last. `failure` is the first error."""
 
     def __init__(self, cluster: RayCluster, ready: Callable[[], None]) -> None:
         self._cluster = cluster

@@ -1,4 +1,4 @@
-"""The server of a replica: the application of `semantic serve` in a Ray process."""
+"""The server of a replica. It is the application of `semantic serve` in a Ray process."""
 
 from __future__ import annotations
 

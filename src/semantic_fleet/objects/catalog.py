@@ -34,16 +34,16 @@ from semantic_fleet.objects.objects import Objects, UnavailableError
 from semantic_fleet.objects.uses import LOG_SECONDS, Evictions, UseLog, name_of
 
 ENTRY_BYTES = 160
-"""Most memory for a body, in bytes."""
+"""The maximum memory for the record of a body, in bytes."""
 GENERATIONS = 12
-"""When the newest generation is full, the table drops the oldest one."""
+"""The number of generations of records. When the newest one is full, the table drops the oldest."""
 _RECORD = struct.Struct("<8sQIQ")
 _SCOPE_BITS = 16
 _MOST_SCOPES = 1 << _SCOPE_BITS
 
 
 class Known(NamedTuple):
-    """Size, scope and depth of a body. `before` is the name of the previous full block."""
+    """The size, scope and depth of a body. `before` is the name of the previous full block."""
 
     n_bytes: int
     scope: Scope
@@ -52,7 +52,7 @@ class Known(NamedTuple):
 
 
 class BodyTable:
-    """A record for each known body, in at most `max_bytes`. Not thread-safe."""
+    """Records of the known bodies, in at most `max_bytes` of memory. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._most = max(1, max_bytes // ENTRY_BYTES // GENERATIONS)
@@ -64,7 +64,7 @@ class BodyTable:
         return sum(map(len, self._generations))
 
     def add(self, header: BlockHeader, n_bytes: int) -> None:
-        """Record a body, used now. Ignores bodies of scopes beyond the 65,536th."""
+        """Record a body with a use now. Ignores the body if 65,536 other scopes are known."""
         scope = header.link.scope
         number = self._numbers.setdefault(scope, len(self._scopes))
         if number == len(self._scopes):
@@ -95,7 +95,7 @@ class BodyTable:
         return None if record is None else self._known(record)
 
     def use(self, keys: Iterable[BlockKey]) -> None:
-        """Mark the known bodies among `keys` as used."""
+        """Record a use of each known body among `keys`."""
         for name in map(name_of_body, keys):
             if name not in self._generations[0] and (record := self._take(name)) is not None:
                 self._insert(name, record)
@@ -104,7 +104,7 @@ class BodyTable:
         self._take(name)
 
     def drop_tenant(self, tenant: bytes) -> None:
-        """Forget all bodies of a tenant, in constant time."""
+        """Forget all bodies of a tenant. Takes constant time."""
         for scope in [one for one in self._numbers if one.tenant == tenant]:
             self._scopes[self._numbers.pop(scope)] = None
 
@@ -140,7 +140,7 @@ def _mark(name: BlockHash) -> bytes:
 
 
 class Tally(Counts):
-    """Counts events and failed calls of the object store. Thread-safe."""
+    """Counts events, and failed calls of the object store. Thread-safe."""
 
     def count(self, *names: str) -> None:
         for name in names:
@@ -148,7 +148,7 @@ class Tally(Counts):
 
     @contextmanager
     def misses(self, name: str = "unavailable") -> Iterator[None]:
-        """Count a failure of the object store in the `with` block as `name`, and ignore it."""
+        """Ignore a failure of the object store in the `with` block. Counts it under `name`."""
         try:
             yield
         except (UnavailableError, FileNotFoundError):
@@ -156,7 +156,7 @@ class Tally(Counts):
 
 
 CATALOG_BYTES = 256 << 20
-"""Bytes for the catalog: enough for a million bodies."""
+"""The memory for the catalog in bytes. It is enough for a million bodies."""
 _TAILS = 5 / 16
 """The share of the catalog's memory for manifests and for complete headers."""
 _RECENT = 1 / 16
@@ -164,7 +164,7 @@ _RECENT = 1 / 16
 
 
 class KnownBody:
-    """A body in the object store, of which only the size is known."""
+    """A body in the object store. This process knows only the size of the body."""
 
     __slots__ = ("_n_bytes",)
 
@@ -175,18 +175,18 @@ class KnownBody:
         return self._n_bytes
 
     def wait(self) -> memoryview:
-        """Raise OSError: only the header locates the body."""
+        """Raise OSError, because only the body's header locates the body."""
         raise OSError("the body is in the object store")
 
 
 class Catalog:
-    """Bodies and manifests in the object store that this process knows. Thread-safe. Stores
+    """The bodies and manifests in the object store that this process knows. Thread-safe. Has
     complete headers only where a look-up needs their tokens."""
 
     def __init__(
         self, max_bytes: int, secret: bytes, is_forgotten: Callable[[Hashable], bool]
     ) -> None:
-        """`is_forgotten` returns True for a body or agent with a pending deletion."""
+        """`is_forgotten` returns True for a body or an agent that is about to be deleted."""
         for_tails, for_recent = (max(1, int(max_bytes * part)) for part in (_TAILS, _RECENT))
         self._tails = MemoryStore(for_tails, secret=secret, counts_bodies=False)
         self._recent = MemoryStore(for_recent, secret=secret, counts_bodies=False)
@@ -218,7 +218,7 @@ class Catalog:
             self._recent.drop(keys)
 
     def drop_named(self, names: AbstractSet[int] | None) -> None:
-        """Forget the bodies with these names; None means all bodies."""
+        """Forget the bodies with these names. None means all bodies."""
         if names is None:
             with self._lock:
                 self._table.clear()
@@ -252,7 +252,7 @@ class Catalog:
         return None if found is None else found.n_bytes
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """Return the unknown keys among `keys`."""
+        """Return the keys among `keys` that this catalog does not know."""
         return frozenset(keys) - self.find(keys).keys()
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
@@ -262,8 +262,8 @@ class Catalog:
         self._recent.touch(keys)
 
     def place(self, key: BlockKey) -> tuple[Scope, BlockHash | None] | None:
-        """Return a body's scope and, for a partial block, the previous block; None for an unknown
-        body."""
+        """Return a body's scope. For a partial block, also return the previous block. Returns None
+        for an unknown body."""
         tail = self._tails.header(key)
         if tail is not None:
             return tail.link.scope, tail.link.parent
@@ -272,7 +272,7 @@ class Catalog:
         return None if known is None else (known.scope, None)
 
     def lineage(self, key: BlockKey) -> Iterator[tuple[int, int]]:
-        """Yield name and depth of a body, then of each known full block before it."""
+        """Yield the name and depth of a body, and those of each known full block before it."""
         name, tail = name_of_body(key), self._tails.header(key)
         if tail is not None:
             yield name, depth_of(tail)
@@ -282,7 +282,7 @@ class Catalog:
             name = known.before
 
     def tail(self, key: BlockKey) -> BlockHeader | None:
-        """Return the header of a body that no chain of full blocks names, or None."""
+        """Return the header of a body that only a separate object locates, or None."""
         return self._tails.header(key)
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
@@ -300,20 +300,20 @@ class Catalog:
         return self._tails
 
     def learn_agent(self, manifest: Manifest) -> None:
-        """Record an agent's newest manifest."""
+        """Record the newest manifest of an agent."""
         with self._lock:  # as in `learn`
             if not self.is_forgotten((manifest.scope, manifest.agent_id)):
                 self._tails.remember(manifest)
 
     def drop_agent(self, scope: Scope, agent_id: str) -> bool:
-        """Forget an agent's manifest; return False if it was unknown."""
+        """Forget an agent's manifest. Returns False if the manifest was unknown."""
         with self._lock:
             return self._tails.remove(scope, agent_id)
 
     # Life
 
     def stats(self) -> StoreStats:
-        """Return the number and bytes of the known objects."""
+        """Return the number and the total bytes of the known objects."""
         [tails], [recent] = self._tails.stats(), self._recent.stats()
         with self._lock:
             n_named = len(self._table)
@@ -333,8 +333,8 @@ class Catalog:
 
 
 class Notices:
-    """Tells the janitor which objects this process used, and learns of its deletions.
-    Thread-safe."""
+    """Tells the janitor which objects this process used, and learns which objects the janitor
+    deleted. Thread-safe."""
 
     def __init__(
         self,
@@ -355,8 +355,8 @@ class Notices:
         self._timer: threading.Timer | None = None
 
     def hear(self, within: float = LOG_SECONDS) -> None:
-        """Forget the objects that the janitor deleted. Does nothing within `within` seconds of the
-        last call. Raises UnavailableError."""
+        """Forget the objects that the janitor deleted. Does nothing if the last call was less than
+        `within` seconds ago. Raises UnavailableError."""
         with self._hearing:
             if self._heard is not None and self._clock() - self._heard < within:
                 return
@@ -366,7 +366,7 @@ class Notices:
             self._catalog.drop_named(evicted)
 
     def record_new(self, header: BlockHeader) -> None:
-        """Record a use of a new body and of the blocks before it."""
+        """Record a use of a new body, and of the blocks before it."""
         name = name_of_body(header.key)
         if name not in self._uses:
             self._uses.add(name, depth_of(header))
@@ -382,7 +382,7 @@ class Notices:
         self._write_in_time()
 
     def record_agent(self, manifest: Manifest) -> None:
-        """Record a use of an agent and its blocks."""
+        """Record a use of an agent and of its blocks."""
         entry = manifest_entry(agent_key(manifest.scope, manifest.agent_id), manifest.generation)
         self._uses.add(name_of(entry.name), 2 * len(manifest.token_ids) + 2)
         links = manifest.scope.chain(manifest.token_ids)

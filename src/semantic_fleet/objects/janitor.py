@@ -1,7 +1,7 @@
-"""Keeps a fleet's objects within a budget: evicts the least recently used ones.
+"""Keeps a fleet's object store within a budget. Evicts the least recently used objects.
 
 A pass lists the store twice: first to find old objects, then to delete them. Objects of deleted
-tenants go first, then those of the largest tenants. Only the holder of the lease deletes.
+tenants go first, then those of the largest tenants. Only the process with the lease deletes.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from semantic_fleet.objects.sealing import TENANTS, live_folder
 from semantic_fleet.objects.uses import EVICTED, LOGS, UseReader, announce, name_of, used_at
 
 PASS_SECONDS = 60.0, 600.0
-"""Least and most seconds between two passes."""
+"""The minimum and the maximum of the seconds between two passes."""
 TARGET = 19 / 20
-"""Share of the budget in use after an eviction."""
+"""The fraction of the budget that is in use after an eviction."""
 RECORDS = 1 / 16
-"""Share of the budget that turns and responses may always use."""
+"""The fraction of the budget that turns and responses may always use."""
 OBJECT_BYTES = 100
-"""Most memory for an object in a pass: 100 MB per million objects."""
+"""The maximum memory for an object in a pass, in bytes: 100 MB per million objects."""
 _PAUSE = 0.2
-"""Seconds between two pages of a listing while a server runs."""
+"""Seconds between two pages of a listing in a running server."""
 REPORT = "janitor/report"
 _VICTIMS = 1 << 15
-"""Paths to hold at a time: some 16 MiB."""
+"""The number of paths to hold at a time. They take some 16 MiB."""
 _CHUNK = 8192
-"""Uses to sort at a time: the sort stops the engine for a millisecond."""
+"""The number of uses to sort at a time. Each sort stops the engine for a millisecond."""
 _OURS = re.compile(
     r"(?P<kind>[0-9a-f]{64}|turns|responses)/(?P<folder>(?P<tenant>[0-9a-f]{32})-[0-9a-f]{16})/"
     r"(?P<inner>agents/|after/)?.+"
@@ -47,7 +47,7 @@ _OWN = re.compile(rf"({LOGS}|{EVICTED}|{TENANTS}|janitor)/.+")
 
 
 class Group(NamedTuple):
-    """Objects that share an order of eviction."""
+    """Objects of one tenant and kind that share an order of eviction."""
 
     tenant: str
     is_record: bool
@@ -55,7 +55,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A candidate for eviction, by its id in `uses`."""
+    """An object that a pass may evict. Its id is the one in `uses`."""
 
     path: str
     n_bytes: int
@@ -68,14 +68,14 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a pass: `n_bytes` remain, out of a budget of `max_bytes`."""
+    """The result of a pass. `n_bytes` of the budget of `max_bytes` remain in use."""
 
     n_objects: int
     n_bytes: int
     max_bytes: int
     freed_bytes: int = 0
     evicted: Mapping[str, int] = field(default_factory=dict)
-    """Number of evicted blocks, manifests and records."""
+    """The number of evicted blocks, manifests and records."""
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{n} {kind}" for kind, n in self.evicted.items()) or "nothing"
@@ -100,7 +100,7 @@ def read_report(objects: Objects) -> Report | None:
 
 
 class _Sizes:
-    """Sorted by last use; 16 bytes per object."""
+    """Sizes of objects, sorted by their last uses. Takes 16 bytes per object."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
@@ -114,7 +114,7 @@ class _Sizes:
             self._sort()
 
     def oldest(self, n_bytes: int) -> int:
-        """Return the newest use to evict, so that evicting frees `n_bytes`."""
+        """Return the last use up to which to evict objects. This frees `n_bytes`."""
         self._sort()
         last = 0
         for used, size in heapq.merge(*(zip(*one, strict=True) for one in self._sorted)):
@@ -131,13 +131,13 @@ class _Sizes:
 
 
 class StoppedError(Exception):
-    """The caller stopped the pass."""
+    """The caller of `Janitor` stopped the pass."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)  # repr=False: it holds a secret
 class Janitor:
     """Makes passes over one object store. Not thread-safe. `secret` is the fleet's secret of 32
-    bytes. A stopped pass raises StoppedError."""
+    bytes."""
 
     _objects: Objects
     _secret: bytes
@@ -146,8 +146,8 @@ class Janitor:
     _stopped: Callable[[], bool] = lambda: False
 
     def run(self) -> Report:
-        """Make one pass. Raises UnavailableError, and LostLeaseError if another process took the
-        lease."""
+        """Make one pass. Raises UnavailableError, StoppedError, and LostLeaseError if another
+        process took the lease."""
         self._lease.renew()
         reader = UseReader(self._objects, self._secret)
         table = reader.table(self._keep)
@@ -197,7 +197,7 @@ class Janitor:
         last: Mapping[Group, int],
         spared: frozenset[int],
     ) -> Counter[str]:
-        """Delete objects last used no later than `last` of their group, and all in `dead`
+        """Delete objects that are unused since `last` of their group, and all objects in `dead`
         folders."""
         done: Counter[str] = Counter()
         victims: list[Item] = []
@@ -215,7 +215,7 @@ class Janitor:
         return done
 
     def _delete(self, victims: Sequence[Item], done: Counter[str]) -> None:
-        """Delete the least recently used first, so that a chain keeps its beginning."""
+        """Delete objects, the least recently used first. A chain then keeps its beginning."""
         ordered = sorted(victims, key=lambda item: item.used)
         for start in range(0, len(ordered), PAGE):
             batch = ordered[start : start + PAGE]
@@ -249,8 +249,8 @@ class BackgroundJanitor:
         lease_seconds: float = PERIOD,
         pass_seconds: tuple[float, float] = PASS_SECONDS,
     ) -> None:
-        """`objects` needs its own connection: failures of the janitor must not open the readers'
-        circuit breaker. `notify` receives a line for each pass with evictions."""
+        """`objects` needs its own connection, because a failed call of the janitor must not open
+        the readers' circuit breaker. `notify` receives a line about each pass that evicts."""
         self._lease = Lease(objects, period=lease_seconds)
         self._stop = threading.Event()
         stopped = partial(self._stop.wait, _PAUSE)
@@ -267,7 +267,7 @@ class BackgroundJanitor:
         self._thread.start()
 
     def counts(self) -> Mapping[str, int]:
-        """Return counts since the start: passes, failed passes, evictions."""
+        """Return the counts of passes, failed passes and evictions since the start."""
         with self._lock:
             return dict(self._counts)
 
@@ -317,7 +317,7 @@ class BackgroundJanitor:
 
 
 def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, int]:
-    """Return the newest use to evict for each group, so that all groups fit in `room` bytes."""
+    """Return for each group the last use to evict. All groups then fit in `room` bytes."""
     room = max(0, room)
     sizes = {group: one.n_bytes for group, one in groups.items()}
     blocks = [n for group, n in sizes.items() if not group.is_record]
@@ -332,7 +332,7 @@ def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, i
 
 
 def seconds_to_fill(before: float, last: Report, report: Report, now: float) -> float:
-    """Return the seconds until the budget is full, at the rate since the last pass."""
+    """Return the seconds until the budget is full. Assumes the rate since the last pass."""
     grown = report.n_bytes + report.freed_bytes - last.n_bytes
     room = max(0, report.max_bytes - report.n_bytes)
     return room * (now - before) / grown if grown > 0 else float("inf")

@@ -15,10 +15,10 @@ from semantic_fleet.objects.objects import PAGE, Listed, Objects
 
 FOLDER = "janitor/lease"
 PERIOD = 120.0
-"""Seconds without a renewal after which other processes take over. Longer than any call to the
+"""Seconds without a renewal after which other processes take the lease. Longer than any call to the
 object store."""
 RENEWALS = 4
-"""Renewals per period."""
+"""The number of renewals per period."""
 
 
 class LostLeaseError(Exception):
@@ -26,12 +26,12 @@ class LostLeaseError(Exception):
 
 
 def clock() -> float:
-    """Return a time in seconds that goes on while the machine sleeps."""
+    """Return a time in seconds. It advances even while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Lease:
-    """The lease as one process sees it. Not thread-safe. Every call may raise UnavailableError."""
+    """The lease as one process sees it. Not thread-safe. Methods may raise UnavailableError."""
 
     def __init__(
         self, objects: Objects, *, period: float = PERIOD, clock: Callable[[], float] = clock
@@ -44,17 +44,17 @@ class Lease:
         self._since = 0.0
         self._renewed = 0.0
         self.is_renewed = False
-        """True if another process renewed the lease since this one looked first."""
+        """True if another process renewed the lease since this process first looked."""
 
     @property
     def number(self) -> int:
-        """Number of the last renewal. Raises LostLeaseError if another process has the lease."""
+        """The last renewal's number. Raises LostLeaseError if another process has the lease."""
         if self._own is None:
             raise LostLeaseError("another process has the lease")
         return self._own
 
     def acquire(self) -> bool:
-        """Renew the lease, or take a free or dead one; return True if this process has the
+        """Renew the lease, or take it if it is free or dead. Returns True if this process has the
         lease."""
         if self._own is not None:
             return self._follow(self._own)
@@ -69,26 +69,26 @@ class Lease:
         return self._follow(number) if is_dead or not newest.n_bytes else False
 
     def renew(self) -> None:
-        """Renew the lease. Raises LostLeaseError if another process has it, or if the call took
-        over half the period."""
+        """Renew the lease. Raises LostLeaseError if another process has the lease, or if the call
+        took more than half the period."""
         if not self._follow(self.number):
             raise LostLeaseError("another process took the lease over")
         if self._clock() - self._renewed >= self._period / 2:
             raise LostLeaseError("renewing the lease took too long")
 
     def keep(self) -> None:
-        """Call `renew` if a renewal is due."""
+        """Renew the lease if a renewal is due."""
         if self._clock() - self._renewed >= self._period / RENEWALS:
             self.renew()
 
     def release(self) -> None:
-        """Free the lease for another process."""
+        """Free the lease, so that another process can take it."""
         if self._own is not None:
             self._follow(self._own, b"")
             self._own = None
 
     def _follow(self, number: int, contents: bytes = b"held") -> bool:
-        """Create the next number; return False if another process was first."""
+        """Create the next number of the lease. Returns False if another process was faster."""
         begun, own = self._clock(), number + 1
         self._own = None
         if not self._objects.create(_path(own), contents):

@@ -1,5 +1,5 @@
-"""Encrypted manifests of agents in an object store. Each save writes a new generation, so replicas
-never overwrite each other."""
+"""Encrypted manifests of agents in an object store. Each save writes a new generation. Thus
+replicas never overwrite each other's manifests."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from semantic_fleet.objects.reading import Bodies
 from semantic_fleet.objects.sealing import Vault, seal, unsealed
 
 _GENERATIONS = 4
-"""Most generations to try while other replicas save the same agent."""
+"""The maximum number of generations to try while other replicas save the same agent."""
 _MOST_NEW = 1 << 12
-"""Most new partial blocks to remember."""
+"""The maximum number of new partial blocks to remember."""
 
 
 class Manifests:
-    """The manifests of all scopes in a store. Thread-safe. Calls may raise UnavailableError."""
+    """The manifests of all scopes. Thread-safe. Methods may raise UnavailableError."""
 
     def __init__(self, objects: Objects, vault: Vault) -> None:
         self._objects = objects
         self._vault = vault
 
     def newest(self, scope: Scope, agent_id: str) -> Listed | None:
-        """Return the object of the newest manifest, or None."""
+        """Return the object that contains the newest manifest, or None."""
         listed = self._objects.listed(self._folder(scope).agent(agent_id), PAGE)
         return max(listed, key=generation_of, default=None)
 
@@ -52,8 +52,8 @@ class Manifests:
         return decode_manifest(contents, key, generation).manifest
 
     def save(self, manifest: Manifest, before: int) -> Manifest | None:
-        """Write a new generation and return that manifest. Returns None if other writers were
-        faster each time."""
+        """Write `manifest` as a new generation and return that manifest. Returns None if other
+        replicas always were faster."""
         newest = self.newest(manifest.scope, manifest.agent_id)
         first = 1 + max(before, 0 if newest is None else generation_of(newest))
         for generation in range(first, first + _GENERATIONS):
@@ -83,8 +83,8 @@ class Manifests:
 class Ends:
     """The partial blocks at the ends of agents' turns. Thread-safe.
 
-    An agent's next turn deletes its previous partial blocks once its own contain the same data. It
-    does not delete a block that several agents share.
+    After an agent's next turn, its previous partial blocks are deleted if the new ones contain
+    their data. A block that several agents share stays.
     """
 
     def __init__(self, bodies: Bodies, catalog: Catalog) -> None:
@@ -94,7 +94,7 @@ class Ends:
         self._new: OrderedDict[BlockKey, None] = OrderedDict()
 
     def written(self, header: BlockHeader) -> None:
-        """Record a body that this process created."""
+        """Record that this process wrote a body."""
         if header.link.is_full:
             return
         with self._lock:
@@ -103,8 +103,8 @@ class Ends:
                 self._new.popitem(last=False)
 
     def saved(self, newer: Manifest, older: Manifest | None) -> int:
-        """Delete the partial blocks that `newer` replaces; return their number. `older` is the
-        agent's last known turn. Raises UnavailableError."""
+        """Delete the partial blocks that the turn `newer` replaces. Returns their number. `older`
+        is the agent's last known turn. Raises UnavailableError."""
         before = {} if older is None else _partial(ends_of_turn(older))
         own = _partial(ends_of_turn(newer))
         for name, link in own.items():
@@ -141,7 +141,7 @@ class Ends:
         return True
 
     def _is_new(self, link: BlockLink) -> bool:
-        """Return True if only this process wrote the block and no other turn ends with it."""
+        """Return True if only this process wrote the block, and only one turn ends with it."""
         known = self._catalog.find([link.key(part) for part in Part]).keys()
         with self._lock:
             is_new = known <= self._new.keys()

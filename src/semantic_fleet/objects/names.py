@@ -30,7 +30,7 @@ from semantic_fleet.objects.uses import name_of
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A scope's folder in the store, and the tenant's key."""
+    """The folder of a scope in the object store, and the tenant's key."""
 
     scope: Scope
     tenant: Tenant
@@ -39,11 +39,11 @@ class Folder:
         return self._path(block_entry(key).name)
 
     def after(self, parent: BlockHash) -> str:
-        """Return the folder with the headers of bodies that follow a block."""
+        """Return the folder of the separate headers of bodies that follow the block `parent`."""
         return self._path(f"after/{parent.hex()}")
 
     def tail(self, key: BlockKey, parent: BlockHash) -> str:
-        """Return the path of a body's header."""
+        """Return the path of the separate header of the body `key`."""
         return f"{self.after(parent)}/{block_entry(key).name}"
 
     def shared(self, link: BlockLink) -> str:
@@ -51,7 +51,7 @@ class Folder:
         return f"{self.after(link.parent)}/{link.hash.hex()}.shared"
 
     def agent(self, agent_id: str) -> str:
-        """Return the folder with an agent's manifests."""
+        """Return the folder that contains an agent's manifests."""
         return self._path(f"agents/{agent_key(self.scope, agent_id).hex()}")
 
     def manifest(self, agent_id: str, generation: int) -> str:
@@ -63,7 +63,7 @@ class Folder:
 
 
 def has_tail(header: BlockHeader) -> bool:
-    """Return True if the body's header needs its own object."""
+    """Return True if the body's header needs a separate object."""
     return header.part is Part.CHECKPOINT or (header.part is Part.FULL and not header.link.is_full)
 
 
@@ -73,17 +73,17 @@ def name_of_body(key: BlockKey) -> int:
 
 
 def depth_of(header: BlockHeader) -> int:
-    """Return the depth of a body, which grows along a chain."""
+    """Return the depth of a body. It increases along a chain of blocks."""
     return 2 * header.link.start + (header.part is not Part.FULL)
 
 
 def last_name(listed: Listed) -> str:
-    """Return the name of a listed object within its folder."""
+    """Return the name of a listed object without its folder."""
     return listed.path.rsplit("/", 1)[-1]
 
 
 def generation_of(listed: Listed) -> int:
-    """Return the generation of a manifest's object; 0 for any other object."""
+    """Return the generation of a listed manifest, or 0 for any other object."""
     parsed = parse_manifest(last_name(listed))
     return 0 if parsed is None else parsed[1]
 

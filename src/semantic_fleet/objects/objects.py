@@ -35,21 +35,21 @@ SCHEMES = ("s3", "gs", "az", "file", "memory")
 DEADLINE = 2.0
 """Seconds for a small request."""
 BODY_DEADLINE = 10.0
-"""Seconds to read `READ_BYTES` or to upload."""
+"""Seconds for an upload, or for reading `READ_BYTES`."""
 PAGE = 1000
-"""Objects in a page of a listing, and the most that one call deletes: S3's limits."""
+"""The number of objects in a page of a listing, and in a deletion: S3's limits."""
 _LATE = 0.75 * DEADLINE
-"""Seconds after which an urgent call counts as late."""
+"""Seconds after which a call marked as urgent counts as late."""
 _CONNECT = timedelta(seconds=1)
 _MOST_BYTES = 64 << 20  # most bytes of a small object: a manifest has a few per token
 _MOST_CHARACTERS = 300
 _REPORT_SECONDS = 60.0
-"""Seconds between two reports about a store that keeps failing."""
+"""Seconds between two reports about an object store that keeps failing."""
 _REQUEST = re.compile(r"Error performing (\w+) ([^\s?]+)\S* in \S+ - (?:Server returned .*code: )?")
 _ANSWER = re.compile(r"<Code>([^<]+)</Code>(?:\s*<Message>([^<]*)</Message>)?")
 _NO_BUCKET = "<Code>NoSuchBucket<"
 _CAUSE = re.compile(r'(?:error|message): "([^"\n]+)"|Invalid\w+\(\s*(\w+)|(TimedOut)')
-"""Finds the cause in an error whose first line has none."""
+"""Finds the cause in an error's text if the first line does not name it."""
 _NOT_LISTED = "cannot list the object store, so other replicas' objects stay unknown"
 _NOT_DELETED = "cannot delete from the object store, so deleted objects stay there"
 _CERTIFICATES = {
@@ -64,17 +64,17 @@ _NO_CREDENTIALS = {
     "://169.254.169.254/metadata/": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "://metadata": "GOOGLE_APPLICATION_CREDENTIALS",
 }
-"""URLs that need credentials, and the environment variables to set."""
+"""URLs that need credentials. Each has the names of the environment variables to set."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
 
 
 class UnavailableError(Exception):
-    """The object store failed, was too slow, or failed recently."""
+    """The object store failed, was too slow, or had failed shortly before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An object in a listing. `written` is by the store's clock."""
+    """An object in a listing. `written` is the time on the store's clock."""
 
     path: str
     n_bytes: int
@@ -82,7 +82,7 @@ class Listed:
 
 
 class Objects:
-    """One prefix of an object store. Thread-safe.
+    """The objects of an object store below one prefix. Thread-safe.
 
     Every call raises UnavailableError if the store fails, and at once while the circuit breaker is
     open. A missing object raises FileNotFoundError. A missing bucket is a failure.
@@ -97,7 +97,7 @@ class Objects:
         notify: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`large` has a longer deadline for bodies. `folder` is the shared folder, or None.
+        """`large` is a connection with a longer deadline. `folder` is the shared folder, or None.
         `notify` receives a sentence about each failure and about its end."""
         self._small = small
         self._large = large or small
@@ -119,7 +119,7 @@ class Objects:
 
     @classmethod
     def open(cls, url: str, notify: Callable[[str], None] | None = None) -> Objects:
-        """Return the `Objects` at `url` without a request. Raises InvalidRequestError for an
+        """Return the objects at `url`, without sending a request. Raises InvalidRequestError for an
         unknown kind of URL and for a missing folder."""
         folder = _folder_of(url)
         large = _connected(url, BODY_DEADLINE, signs_bodies=False)
@@ -127,13 +127,13 @@ class Objects:
 
     @property
     def is_open(self) -> bool:
-        """True if the circuit breaker is open: then calls fail at once."""
+        """True if the circuit breaker is open. Calls then fail at once."""
         with self._lock:
             return self._backoff.is_on()
 
     @property
     def has_failed(self) -> bool:
-        """True if the next call may fail: the last calls failed, or an `urgent` call is late."""
+        """True if the last calls failed or a call marked as `urgent` is late."""
         with self._lock:
             late = self._clock() - _LATE
             return self._backoff.has_begun or any(at <= late for at in self._urgent.values())
@@ -152,7 +152,7 @@ class Objects:
 
     @property
     def breaks(self) -> int:
-        """How many times the breaker has opened."""
+        """The number of times that the circuit breaker has opened."""
         return self._backoff.times
 
     def size(self, path: str) -> int | None:
@@ -164,13 +164,13 @@ class Objects:
                 return None
 
     def get(self, path: str) -> Buffer:
-        """Return a small object, or b"" for a large one. Raises FileNotFoundError."""
+        """Return a small object. For a large object, return b"". Raises FileNotFoundError."""
         with self._attempt():
             found = obstore.get(self._small, path)
             return found.bytes() if found.meta["size"] <= _MOST_BYTES else b""
 
     def read(self, path: str, start: int, stop: int) -> Buffer:
-        """Return bytes `start` to `stop`, or to the object's end. Raises FileNotFoundError."""
+        """Return an object's bytes from `start` to `stop` or the end. Raises FileNotFoundError."""
         with self._attempt():
             try:
                 return obstore.get_range(self._large, path, start=start, end=stop)
@@ -180,7 +180,7 @@ class Objects:
                 raise
 
     def create(self, path: str, data: Buffer) -> bool:
-        """Write a new object; return False if `path` exists."""
+        """Write a new object. Returns False if `path` already exists."""
         with self._attempt(writes=True):
             try:
                 obstore.put(self._large, path, data, mode="create", use_multipart=False)
@@ -189,7 +189,7 @@ class Objects:
             return True
 
     def replace(self, path: str, data: Buffer) -> None:
-        """Write an object, new or not."""
+        """Write an object, or replace it if it exists."""
         with self._attempt(writes=True):
             obstore.put(self._large, path, data, use_multipart=False)
 
@@ -212,8 +212,8 @@ class Objects:
         return found[:most]
 
     def pages(self, folder: str = "") -> Iterator[list[Listed]]:
-        """Yield all objects below a folder in pages of at most `PAGE`. A page may lack objects that
-        change meanwhile."""
+        """Yield all objects below a folder in pages of at most `PAGE` objects. A page may lack
+        objects that change at the same time."""
         stream = obstore.list(self._large, f"{folder}/" if folder else None, chunk_size=PAGE)
         while True:
             with self._attempt("list"):
@@ -228,7 +228,7 @@ class Objects:
             return list(obstore.list_with_delimiter(self._large, folder or None)["common_prefixes"])
 
     def delete_all(self, paths: Sequence[str]) -> None:
-        """Delete at most `PAGE` objects."""
+        """Delete the objects at `paths`. At most `PAGE` paths are allowed."""
         with self._attempt("delete"):
             try:
                 obstore.delete(self._large, list(paths))
@@ -284,7 +284,7 @@ class Objects:
     def _sentences(
         self, what: str, error: Exception | None, *, writes: bool
     ) -> Iterator[str | None]:
-        """Yield sentences to report. A full store leaves the breaker closed: reads still work."""
+        """Yield sentences about a failure. A full store leaves the breaker closed for reads."""
         refuses = self._refuses.get(what)
         if error is None:
             yield self._fails.ended()
@@ -299,7 +299,7 @@ class Objects:
 
 
 class SharedFolder:
-    """A folder that several machines have mounted. Without the mount, a write would go to the local
+    """A folder that several machines mount. While it is not mounted, writes would go to the local
     disk."""
 
     def __init__(self, path: Path) -> None:
@@ -311,7 +311,7 @@ class SharedFolder:
         self._mount = next(one for one in (real, *real.parents) if os.path.ismount(one))
 
     def require(self) -> None:
-        """Raise OSError if the folder or its mount is missing."""
+        """Raise OSError if the folder is missing or not mounted."""
         if not self._path.is_dir():
             raise OSError(f"the folder {self._path} is gone")  # FileNotFoundError is for objects
         if not os.path.ismount(self._mount):
@@ -319,7 +319,7 @@ class SharedFolder:
 
 
 class _Outage:
-    """Reports the start and the end of a failure. Not thread-safe."""
+    """Reports the beginning and the end of failures. Not thread-safe."""
 
     def __init__(self, begun: str, ended: str, clock: Callable[[], float]) -> None:
         self._begun = begun
@@ -382,7 +382,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """Return an error in one line, without the request's query: it may contain a signature."""
+    """Return an error in one line. Omits the request's query, which may contain a signature."""
     line, _, structure = str(error).strip().partition("\n")
     found = _REQUEST.search(line)
     if found is None:

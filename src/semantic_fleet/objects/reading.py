@@ -1,5 +1,5 @@
-"""Looks up which blocks of a prompt an object store has, and reads verified bodies. A failed read
-is a miss."""
+"""Looks up the stored blocks of a prompt in an object store, and reads their verified bodies. A
+failed read is a miss."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 THREADS = 8
-"""Most concurrent calls of one kind."""
+"""The maximum number of concurrent calls of one kind."""
 
 
 class Parallel:
-    """Threads for one kind of call. A call must not wait for another call of its kind."""
+    """Threads for calls of one kind. A call must not wait for another call of the same kind."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="remote")
 
     def each(self, action: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return the results of `action` in order."""
+        """Return the results of `action` for all `items`, in order."""
         if len(items) <= 1:
             return [action(item) for item in items]
         return list(self._pool.map(action, items))
 
     def ahead(self, action: Callable[[T], R], items: Iterable[T], n: int) -> Iterator[R]:
-        """Yield the results of `action` in order, for up to `n` items at once."""
+        """Yield the results of `action` in order. Works on up to `n` items at once."""
         if n == 1:
             yield from map(action, items)
             return
@@ -80,11 +80,11 @@ class Parallel:
 
 
 _SIZE = struct.Struct("<Q")
-"""The size of a body, written after its header."""
+"""The form of a body's size, which follows the header in a tail's object."""
 
 
 class Bodies:
-    """The bodies and headers in one store. Calls may raise UnavailableError."""
+    """The bodies and headers in an object store. Methods may raise UnavailableError."""
 
     def __init__(self, objects: Objects, vault: Vault) -> None:
         self._objects = objects
@@ -94,11 +94,11 @@ class Bodies:
         self._sealing = SealingMemory()
 
     def folder(self, scope: Scope) -> Folder:
-        """Return the folder of a scope."""
+        """Return the folder of a scope and its tenant."""
         return Folder(scope, self._vault.tenant(scope.tenant))
 
     def n_bytes(self, folder: Folder, key: BlockKey) -> int | None:
-        """Return the size of a body in bytes; None for a missing or impossible body."""
+        """Return a body's size in bytes. Returns None for a missing body or an impossible size."""
         size = self._objects.size(folder.body(key))
         return None if size is None else contents_bytes(size)
 
@@ -114,8 +114,8 @@ class Bodies:
         return n_bytes
 
     def read(self, header: BlockHeader, n_bytes: int, ahead: int) -> Iterator[memoryview]:
-        """Yield the verified body; reads `ahead` pieces in advance. Raises the same errors as
-        `chunks`, and FileNotFoundError."""
+        """Yield the verified body in pieces. Reads `ahead` pieces in advance. Raises the same
+        errors as `chunks`, and FileNotFoundError."""
         folder = self.folder(header.link.scope)
         path = folder.body(header.key)
         fetch = partial(
@@ -124,7 +124,7 @@ class Bodies:
         return chunks(folder.tenant.key, body_identity(header), n_bytes, fetch)
 
     def write(self, block: StoredBlock, data: bytes | memoryview) -> tuple[str, ...]:
-        """Write a body unless it exists, and its header; return the events to count."""
+        """Write a body unless it exists, and its header. Return the names of events to count."""
         header = block.header
         done: tuple[str, ...] = ()
         folder = self.folder(header.link.scope)
@@ -150,8 +150,8 @@ class Bodies:
     def tail(
         self, folder: Folder, path: str, key: BlockKey, layout: str
     ) -> tuple[BlockHeader, int] | None:
-        """Return a header and its body's size; None for another scope or layout. Raises
-        FileNotFoundError, DamagedError, MismatchError and NewerFormatError."""
+        """Return a header and the size of its body. Returns None for another scope or layout.
+        Raises FileNotFoundError, DamagedError, MismatchError and NewerFormatError."""
         data = unsealed(folder.tenant.key, tail_identity(key), self._objects.get(path))
         if len(data) != HEADER_BYTES + _SIZE.size:
             raise DamagedError("truncated")
@@ -163,25 +163,25 @@ class Bodies:
         return replace(header, link=link, layout=layout), n_bytes
 
     def delete(self, scope: Scope, key: BlockKey, tail_of: BlockHash | None) -> None:
-        """Delete a body. `tail_of` is the previous block if the body has a separate header."""
+        """Delete a body. If the body has a separate header, `tail_of` is the block before it."""
         if tail_of is not None:
             self.delete_tail(scope, key, tail_of)
         self._objects.delete(self.folder(scope).body(key))
 
     def delete_tail(self, scope: Scope, key: BlockKey, parent: BlockHash) -> None:
-        """Delete the header that locates a body."""
+        """Delete the separate header of a body."""
         self._objects.delete(self.folder(scope).tail(key, parent))
 
     def share(self, link: BlockLink) -> None:
-        """Mark a block as shared by several agents, for all processes."""
+        """Mark a block as shared by several agents. All processes see the mark."""
         self._objects.create(self.folder(link.scope).shared(link), b"")
 
     def is_shared(self, link: BlockLink) -> bool:
-        """Return whether a process marked the block as shared."""
+        """Return True if any process marked the block as shared."""
         return self._objects.size(self.folder(link.scope).shared(link)) is not None
 
     def delete_parts(self, link: BlockLink, parts: Sequence[Part]) -> None:
-        """Delete the `parts` of a partial block with one call."""
+        """Delete the `parts` of a partial block in one call."""
         folder, keys = self.folder(link.scope), [link.key(part) for part in parts]
         tails = [folder.tail(key, link.parent) for key in keys if key.part is not Part.WINDOW]
         self._objects.delete_all([*tails, *map(folder.body, keys)])
@@ -192,7 +192,7 @@ class Bodies:
 
 
 _HEARD = 1.0
-"""Seconds in which a reader fetches the evictions only once."""
+"""Seconds in which all readers together fetch the evictions only once."""
 
 
 class Reader:
@@ -258,7 +258,7 @@ class Reader:
         return None
 
     def _is_gone(self, header: BlockHeader) -> None:
-        """Forget a missing body, so that the request can write it again."""
+        """Forget a missing body. The request that needs it can then write it again."""
         self._catalog.drop([header.key])
         if has_tail(header):
             with self._tally.misses("write_errors"):
@@ -287,16 +287,16 @@ def _scatter(pieces: Iterable[memoryview], segments: Sequence[memoryview]) -> No
 
 
 _MOST_UNLIKE = 8
-"""Most partial blocks after one block to examine in vain."""
+"""The maximum number of partial blocks after one block that are examined in vain."""
 _BLOCKS_BACK = 16
-"""How many blocks back from the end to look for checkpoints."""
+"""The number of blocks before the end of a chain in which to look for checkpoints."""
 _MOST_BACK = 64
-"""Most other places at which to look for a checkpoint."""
+"""The maximum number of other places in which to look for a checkpoint."""
 
 
 class LookUp:
-    """Finds stored chains of blocks, and adds them to the catalog. Thread-safe. The janitor evicts
-    chains from their ends, so a binary search finds the end."""
+    """Finds stored chains of blocks, and adds them to the catalog. Thread-safe. A binary search
+    finds a chain's end, because the janitor evicts from the end."""
 
     def __init__(self, objects: Objects, bodies: Bodies, catalog: Catalog, tally: Tally) -> None:
         self._objects = objects
@@ -322,7 +322,7 @@ class LookUp:
         self._threads.close()
 
     def _search(self, chain: _Chain, start: int) -> int:
-        """Return how many blocks of a chain are stored, at least `start`."""
+        """Return the number of stored blocks of a chain. It is at least `start`."""
         full = [chain.header(link, Part.FULL) for link in chain.links if link.is_full]
         known = self._catalog.find([one.key for one in full])
         n_known = sum(1 for _ in takewhile(lambda one: one.key in known, full[start:]))
@@ -338,7 +338,7 @@ class LookUp:
         return low
 
     def _is_stored(self, chain: _Chain, header: BlockHeader) -> bool:
-        """Return True for a body of the right size: a writer replaces any other body."""
+        """Return True if the body has the right size. A writer replaces a body of another size."""
         return self._bodies.n_bytes(chain.folder, header.key) == chain.n_bytes(header)
 
     def _each_tail(self, chain: _Chain, places: Sequence[int]) -> list[BlockHeader]:
@@ -407,13 +407,13 @@ class _Chain:
         return self.layout.body_bytes(header.part, len(header.link.tokens))
 
     def names_after(self, place: int) -> frozenset[str]:
-        """Return the hashes of all possible beginnings of the block after `place`."""
+        """Return the hashes of all possible partial blocks after the block `place`."""
         parent, tokens = self.links[place].hash, self._tokens_after(place)
         beginnings = (tokens[: n + 1] for n in range(len(tokens)))
         return frozenset(self.folder.scope.hash_of(parent, one).hex() for one in beginnings)
 
     def resumes_at(self, header: BlockHeader) -> bool:
-        """Return True if `header` is a checkpoint within the prompt."""
+        """Return True if `header` is a checkpoint at a place within the prompt."""
         own = header.link.tokens
         there = self._tokens_after(header.link.start // BLOCK_TOKENS - 1)
         return header.part is Part.CHECKPOINT and there[: len(own)] == own
@@ -423,7 +423,7 @@ class _Chain:
 
 
 def _places(n_stored: int) -> Iterator[Sequence[int]]:
-    """Yield groups of blocks after which to look for partial blocks, last blocks first."""
+    """Yield groups of blocks, last blocks first. Partial blocks may follow each of them."""
     back = range(n_stored - 1, -1, -1)
     yield back[:1]
     yield back[1 : _BLOCKS_BACK + 1]

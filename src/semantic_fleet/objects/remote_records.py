@@ -25,13 +25,13 @@ from semantic_fleet.objects.objects import Objects, UnavailableError
 from semantic_fleet.objects.sealing import Vault, seal, unsealed
 
 _AHEAD = 8
-"""How many turns to read at a time."""
+"""The number of turns to read at a time."""
 _MOST_TURNS = 1000
-"""Most turns of one conversation to look for."""
+"""The maximum number of turns of one conversation to look for."""
 _UPLOADS = 8
-"""How many responses to upload at once."""
+"""The number of responses to upload at once."""
 _UPLOAD_BYTES = 64 << 20
-"""Most bytes of responses that wait for an upload."""
+"""The maximum number of bytes of responses that wait for an upload."""
 
 
 class Records:
@@ -44,7 +44,7 @@ class Records:
         self._noun = noun
 
     def get(self, tag: bytes, key: bytes) -> bytes | None:
-        """Return a tenant's record; None if it is missing or damaged."""
+        """Return a tenant's record. Returns None if the record is missing or damaged."""
         try:
             tenant = self._vault.tenant(tag)
             data = self._objects.get(self._path(tenant.folder, key))
@@ -54,11 +54,11 @@ class Records:
 
     @property
     def has_failed(self) -> bool:
-        """True if the last call to the object store failed or a record is late."""
+        """True if the last call to the object store failed or the upload of a record is late."""
         return self._objects.has_failed
 
     def put(self, tag: bytes, key: bytes, data: bytes, *, replaces: bool = True) -> None:
-        """Write a record. `replaces` allows overwriting. A failed write drops the record."""
+        """Write a record. `replaces` allows overwriting a record. A failure drops the record."""
         with self._objects.urgent(), suppress(UnavailableError):
             tenant = self._vault.tenant(tag)
             sealed = seal(tenant.key, self._identity(key), data)
@@ -66,7 +66,7 @@ class Records:
             write(self._path(tenant.folder, key), sealed)
 
     def delete(self, tag: bytes, key: bytes) -> bool:
-        """Delete a record; return True if it existed."""
+        """Delete a record. Returns True if the record existed."""
         try:
             path = self._path(self._vault.tenant(tag).folder, key)
             if self._objects.size(path) is None:
@@ -77,7 +77,7 @@ class Records:
         return True
 
     def tag(self, name: bytes) -> bytes:
-        """Return the tag of a tenant known only by `name`."""
+        """Return the tag of the tenant called `name`."""
         return records_tag(self._secret, name)
 
     def _path(self, folder: str, key: bytes) -> str:
@@ -92,7 +92,7 @@ def records_tag(secret: bytes, name: bytes) -> bytes:
 
 
 class SharedResponses:
-    """Implements `ResponsesPort` with this machine's files and the fleet's records."""
+    """Implements `ResponsesPort` with the responses on this machine and in the fleet's records."""
 
     def __init__(self, own: DiskResponsesPort, records: Records, secret: bytes) -> None:
         self._own = own
@@ -113,7 +113,7 @@ class SharedResponses:
         return response_in(data, response_id)
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        """See `ResponsesPort.put`. Waits at most `MOST_WAIT` for the upload."""
+        """See `ResponsesPort.put`. Waits for the upload, but at most `MOST_WAIT`."""
         is_in_doubt = self._records.has_failed
         uploading = self._upload(tenant, response)
         self._own.put(tenant, response)
@@ -121,7 +121,7 @@ class SharedResponses:
             wait((uploading,), MOST_WAIT)
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """See `ResponsesPort.delete`. Deletes on this machine and in the object store."""
+        """See `ResponsesPort.delete`. Deletes the response here and in the object store."""
         tag, key = tenant_tag(self._secret, tenant), key_of(tenant, response_id)
         with self._lock:
             uploading = self._uploading.get(key)

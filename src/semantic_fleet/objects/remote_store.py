@@ -1,5 +1,5 @@
-"""The remote tier: blocks and manifests as encrypted objects that all replicas of a fleet share. A
-failed, late or unverified read is a miss."""
+"""The remote tier: encrypted blocks and manifests that all replicas of a fleet share. A failed,
+late or unverified read is a miss."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from semantic_fleet.objects.sealing import Vault
 
 
 class Deletions:
-    """Deletions in the background. An object's deletion always precedes its next write.
-    Thread-safe."""
+    """Deletions of objects in the background. An object's deletion always ends before its next
+    write begins. Thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, Callable[[], None]] = {}
@@ -60,7 +60,7 @@ class Deletions:
 
     @contextmanager
     def writing(self, what: Hashable) -> Iterator[None]:
-        """Guard a write of `what`: first finish its pending deletion, and delay new ones."""
+        """Guard a write of the object `what`. Its pending deletion ends first; later ones wait."""
         with self._alone_with(what):
             self._delete(what)
             yield
@@ -70,7 +70,7 @@ class Deletions:
         self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Finish pending deletions and end the thread."""
+        """Finish pending deletions and end the thread that deletes."""
         self._thread.shutdown()
 
     def _finish(self, what: Hashable) -> None:
@@ -181,8 +181,8 @@ class RemoteAgents:
 
 
 class RemoteStore:
-    """Blocks and manifests of a fleet in one object store. Thread-safe. No method raises if the
-    store fails. `put` and `save` return after the upload."""
+    """Blocks and manifests of a fleet in one object store. Thread-safe. No method raises an error
+    if the store fails. `put` and `save` return after the upload."""
 
     def __init__(
         self,
@@ -193,8 +193,7 @@ class RemoteStore:
         janitor: BackgroundJanitor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`secret` is the fleet's secret of 32 bytes. The store closes `janitor`, this process's
-        janitor."""
+        """`secret` is the fleet's secret of 32 bytes. Closing the store also closes `janitor`."""
         self._objects = objects
         self.secret = secret
         self._janitor = janitor
@@ -218,7 +217,7 @@ class RemoteStore:
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. Returns False: uploads wear out no drive."""
+        """See `CacheStorePort.holds_back`. Returns False, because uploads wear out no drive."""
         return False
 
     # Object store calls before a request is queued
@@ -241,7 +240,7 @@ class RemoteStore:
             return self._put(block)
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.drop`. Returns at once; a thread deletes the blocks."""
+        """See `CacheStorePort.drop`. Returns at once, and a thread deletes the blocks."""
         for key in dict.fromkeys(keys):
             place = self._catalog.place(key)
             self._deletions.begin(key, partial(self._delete_block, key, place))
@@ -283,8 +282,8 @@ class RemoteStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. "unavailable" counts failed calls, "breaks" the times that
-        the circuit breaker opened."""
+        """See `CacheStorePort.stats`. The count "unavailable" is of failed calls. The count
+        "breaks" is of openings of the circuit breaker."""
         counts = {**self._tally.snapshot(), "breaks": self._objects.breaks}
         counts |= {} if self._janitor is None else self._janitor.counts()
         return [replace(self._catalog.stats(), tier=Tier.REMOTE, counts=counts)]

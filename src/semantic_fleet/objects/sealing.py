@@ -45,9 +45,9 @@ VERSION = 1
 CHUNK = 1 << 20
 TAG = 16
 READ_CHUNKS = 8
-"""Number of chunks that one request reads."""
+"""The number of chunks that one request reads."""
 IDLE_SECONDS = 5.0
-"""Seconds without sealing after which to free the memory for it."""
+"""Seconds without sealing after which to free the memory for sealing."""
 
 _MAGIC = b"SEMSEAL1"
 _FIELDS = struct.Struct("<8sIIQ16s16s")
@@ -57,7 +57,7 @@ _NONCE = struct.Struct(">?xxxQ")
 _SALT_BYTES = 16
 
 Fetch = Callable[[Iterable[tuple[int, int]]], Iterator["Buffer"]]
-"""Yields the bytes of an object for each (start, stop), in order."""
+"""Yields the bytes of an object for each pair (start, stop), in order."""
 
 
 def sealed_bytes(n_bytes: int) -> int:
@@ -66,21 +66,21 @@ def sealed_bytes(n_bytes: int) -> int:
 
 
 def contents_bytes(n_sealed: int) -> int | None:
-    """Return the size of the contents in bytes; None for an impossible `n_sealed`."""
+    """Return the size of the contents in bytes. Returns None if `n_sealed` is impossible."""
     rest = n_sealed - FRAME
     n_bytes = rest - TAG * max(1, -(-rest // (CHUNK + TAG)))
     return n_bytes if n_bytes >= 0 and sealed_bytes(n_bytes) == n_sealed else None
 
 
 def derived(key: bytes, salt: bytes, purpose: bytes) -> bytes:
-    """Derive 32 bytes by HKDF-SHA256."""
+    """Derive a key of 32 bytes by HKDF-SHA256."""
     return HKDF(SHA256(), 32, salt, purpose).derive(key)
 
 
 def seal(
     key: bytes, identity: bytes, contents: Buffer, into: memoryview | None = None
 ) -> memoryview:
-    """Encrypt `contents` under `identity`. Writes to `into`, or to new memory."""
+    """Encrypt `contents` under `identity`. Writes the result to `into`, or to new memory."""
     data = memoryview(contents).cast("B")
     salt = os.urandom(_SALT_BYTES)
     sealed = memoryview(bytearray(sealed_bytes(len(data)))) if into is None else into
@@ -96,8 +96,8 @@ def seal(
 
 
 class SealingMemory:
-    """Reusable memory for sealed bodies. Thread-safe. Fresh memory takes several times as long as
-    sealing."""
+    """Reusable memory for sealed bodies. Thread-safe. Allocating memory takes several times as long
+    as sealing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -108,14 +108,14 @@ class SealingMemory:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of memory that are free for reuse."""
+        """The size of the memory that is free for reuse, in bytes."""
         with self._lock:
             return sum(map(len, self._free))
 
     @contextmanager
     def piece(self, n_bytes: int) -> Iterator[memoryview]:
-        """Yield memory of arbitrary content, valid only inside the `with` block. Memory with
-        another reference is not reused."""
+        """Yield memory of undefined content. The memory is valid only inside the `with` block. It
+        is not reused if a reference to it remains."""
         memory = self._take(n_bytes)
         view = memoryview(memory)[:n_bytes]
         yield view
@@ -127,7 +127,7 @@ class SealingMemory:
         self._give_back(memory)
 
     def give_back_unused(self) -> None:
-        """Free the memory if it was not used since the last call."""
+        """Free the memory if nothing was sealed since the last call."""
         with self._lock:
             self._timer = None
             if self._was_used:
@@ -136,7 +136,7 @@ class SealingMemory:
                 self._free.clear()
 
     def close(self) -> None:
-        """Free all memory; pieces in use go back to the system later."""
+        """Free all memory. Memory in use returns to the system at the end of its use."""
         with self._lock:
             self._is_closed = True
             self._free.clear()
@@ -170,7 +170,7 @@ class SealingMemory:
 
 
 def unsealed(key: bytes, identity: bytes, data: Buffer) -> bytes:
-    """Return the contents of a small object. Raises the same errors as `chunks`."""
+    """Return the contents of a small sealed object. Raises the same errors as `chunks`."""
     view = memoryview(data).cast("B")
     n_bytes = contents_bytes(len(view))
     if n_bytes is None:
@@ -180,8 +180,8 @@ def unsealed(key: bytes, identity: bytes, data: Buffer) -> bytes:
 
 
 def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[memoryview]:
-    """Yield the verified contents of an object; a piece is valid until the next one. Raises
-    DamagedError, NewerFormatError, MismatchError for another object, and the same errors as
+    """Yield the verified contents of an object in pieces. A piece is valid until the next one.
+    Raises DamagedError, NewerFormatError, MismatchError for another object, and the same errors as
     `fetch`."""
     n_chunks, cipher, header = _n_chunks(n_bytes), None, b""
     scratch = memoryview(bytearray(min(CHUNK, n_bytes)))
@@ -207,8 +207,8 @@ def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[
 
 
 def _range(first: int, n_bytes: int) -> tuple[int, int]:
-    """Return the byte range of at most `READ_CHUNKS` chunks. The range of chunk 0 includes the
-    frame."""
+    """Return the byte range of at most `READ_CHUNKS` chunks. For chunk 0, it includes the frame
+    before the chunk."""
     last = min(first + READ_CHUNKS, _n_chunks(n_bytes))
     start = FRAME + first * (CHUNK + TAG) if first else 0
     return start, min(FRAME + last * (CHUNK + TAG), sealed_bytes(n_bytes))
@@ -244,8 +244,8 @@ def _n_chunks(n_bytes: int) -> int:
 
 TENANTS = "tenants"
 SALT_SECONDS = 60.0
-"""Seconds between two reads of a salt. For this long, other replicas may use a deleted tenant's
-key."""
+"""Seconds between two reads of a salt. Other replicas may use a deleted tenant's key for this
+long."""
 _TENANT_SALT_BYTES = 32
 _PROOF_BYTES = 16
 _NAME_BYTES = 16
@@ -278,8 +278,8 @@ class Vault:
         clock: Callable[[], float] = time.monotonic,
         renewed: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """The fleet's `secret` has 32 bytes. `renewed` receives the tag of a tenant with a new
-        key."""
+        """`secret` is the fleet's secret of 32 bytes. `renewed` receives the tag of each tenant
+        with a new key."""
         self._objects = objects
         self._secret = secret
         self._clock = clock
@@ -288,7 +288,7 @@ class Vault:
         self._known: dict[bytes, tuple[float, Tenant]] = {}
 
     def tenant(self, tag: bytes) -> Tenant:
-        """Return the tenant's folder and key, new or not. Raises UnavailableError."""
+        """Return the tenant's folder and key. Creates a missing key. Raises UnavailableError."""
         with self._lock:
             until, found = self._known.get(tag, (0.0, None))
         if found is not None and self._clock() < until:
@@ -302,7 +302,7 @@ class Vault:
         return made
 
     def forget(self, tag: bytes) -> bool:
-        """Delete the tenant's key; return True if it existed. Raises UnavailableError."""
+        """Delete the tenant's key. Returns True if the key existed. Raises UnavailableError."""
         was_there = self._objects.size(self._path(tag)) is not None
         self._objects.delete(self._path(tag))
         with self._lock:
@@ -310,8 +310,8 @@ class Vault:
         return was_there
 
     def erase(self, tag: bytes) -> int:
-        """Delete the tenant's key and all objects; return their number. Replicas may write for
-        `SALT_SECONDS` more."""
+        """Delete the tenant's key and all its objects. Returns the number of objects. Replicas may
+        write more objects for `SALT_SECONDS`."""
         self.forget(tag)
         prefix, erased = f"{self._name(tag)}-", 0
         for above in self._objects.folders():
@@ -324,7 +324,7 @@ class Vault:
         return erased
 
     def _salt(self, tag: bytes) -> bytes:
-        """Return the tenant's salt; the first one that any replica writes counts."""
+        """Return the tenant's salt. If several replicas write a salt, the first one counts."""
         path = self._path(tag)
         for _ in range(2):  # another replica may create the salt in between
             try:
@@ -357,7 +357,7 @@ class Vault:
 
 
 def live_folder(objects: Objects, name: str) -> str | None:
-    """Return the tenant's folder, or None without a key. Raises UnavailableError."""
+    """Return the tenant's folder. Returns None without a key. Raises UnavailableError."""
     try:
         found = bytes(objects.get(f"{TENANTS}/{name}"))
     except FileNotFoundError:

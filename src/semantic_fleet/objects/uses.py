@@ -34,22 +34,22 @@ TABLES = "janitor/uses"
 LOG_SECONDS = 60.0
 """Seconds between two logs of a process."""
 _MOST_USES = 1 << 16
-"""Most uses of one log."""
+"""The maximum number of uses in one log."""
 _MOST_LOGS = 500
-"""Most logs of one process to keep."""
+"""The maximum number of logs of one process to keep."""
 MOST_EVICTED = 500
-"""Most announcements to keep."""
+"""The maximum number of announcements to keep."""
 _PLACE_BITS = 16
 _MILLISECONDS = 1000
 
 
 def name_of(path: str) -> int:
-    """Return an object's 64-bit id, from the last part of its `path`."""
+    """Return an object's id of 64 bits, a hash of the last part of `path`."""
     return xxhash.xxh3_64_intdigest(path.rsplit("/", 1)[-1].encode())
 
 
 def used_at(written: datetime, place: int = 0) -> int:
-    """Return a sortable number: the time of the log, then the place in it."""
+    """Return a sortable number: the time of a use's log, followed by the place in the log."""
     return int(written.timestamp() * _MILLISECONDS) << _PLACE_BITS | min(place, _MOST_USES - 1)
 
 
@@ -61,15 +61,15 @@ class Numbers:
         self._key = derived(secret, b"", b"semantic-numbers-v2")
 
     def create(self, path: str, numbers: array[int]) -> bool:
-        """Create an object; return False if it exists. Raises UnavailableError."""
+        """Create an object with numbers. Returns False if it exists. Raises UnavailableError."""
         return self._objects.create(path, self._sealed(path, numbers))
 
     def replace(self, path: str, numbers: array[int]) -> None:
-        """Write an object, new or not. Raises UnavailableError."""
+        """Write an object with numbers, or replace it. Raises UnavailableError."""
         self._objects.replace(path, self._sealed(path, numbers))
 
     def read(self, listed: Listed) -> array[int]:
-        """Return the numbers; none for a missing or damaged object. Raises UnavailableError."""
+        """Return the numbers of an object, or none if it is unusable. Raises UnavailableError."""
         path, n_bytes, numbers = listed.path, contents_bytes(listed.n_bytes), array("Q")
         if not n_bytes:
             return numbers
@@ -86,7 +86,7 @@ class Numbers:
 
 
 class UseLog:
-    """The objects that this process used since its last log. Thread-safe."""
+    """Objects that this process used since it wrote its last log. Thread-safe."""
 
     def __init__(
         self,
@@ -107,19 +107,19 @@ class UseLog:
         self._due: float | None = None
 
     def __contains__(self, name: int) -> bool:
-        """Return True if the next log contains the object `name`."""
+        """Return True if the next log will contain the object `name`."""
         with self._lock:
             return name in self._depths
 
     def add(self, name: int, depth: int) -> None:
-        """Record a use of `name`. The janitor evicts a greater `depth` first."""
+        """Record a use of `name`. The janitor evicts objects with a greater `depth` first."""
         with self._lock:
             if len(self._depths) < _MOST_USES:
                 self._depths[name] = max(depth, self._depths.get(name, 0))
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until `write` is due, or None without uses."""
+        """Seconds until `write` is due, or None if there are no uses to write."""
         with self._lock:
             if not self._depths:
                 return None
@@ -127,7 +127,7 @@ class UseLog:
             return 0.0 if full or self._due is None else max(0.0, self._due - self._clock())
 
     def write(self) -> None:
-        """Write the log. Keeps the uses if the write raises UnavailableError."""
+        """Write the log. If this raises UnavailableError, the uses stay for the next call."""
         with self._lock:
             depths, self._depths = self._depths, {}
             self._due = self._clock() + self._seconds
@@ -149,7 +149,7 @@ class UseLog:
 
 
 class Evictions:
-    """The janitor's deletions since the start of this process. Not thread-safe."""
+    """The janitor's deletions since this process started. Not thread-safe."""
 
     def __init__(self, objects: Objects, secret: bytes) -> None:
         self._objects = objects
@@ -157,8 +157,8 @@ class Evictions:
         self._heard: frozenset[Listed] | None = None
 
     def new(self) -> frozenset[int] | None:
-        """Return the names deleted since the last call, or None if some may be missing. Raises
-        UnavailableError."""
+        """Return the names of objects deleted since the last call. Returns None if some names may
+        be missing. Raises UnavailableError."""
         listed, heard = frozenset(self._objects.listed(EVICTED, PAGE)), self._heard
         new = frozenset[Listed]() if heard is None else listed - heard
         is_known = len(new) < MOST_EVICTED and (not heard or not heard.isdisjoint(listed))
@@ -168,7 +168,7 @@ class Evictions:
 
 
 class UseTable:
-    """The last use of each object, in 16 bytes per object."""
+    """The last use of each object. Takes 16 bytes per object."""
 
     def __init__(self, names: array[int] | None = None, used: array[int] | None = None) -> None:
         self.names = array("Q") if names is None else names
@@ -179,7 +179,7 @@ class UseTable:
         return len(self.names)
 
     def mark(self, name: int) -> int:
-        """Return the last use of `name` or 0, and mark the name for `kept`."""
+        """Return the last use of `name`, or 0. Marks the name for `kept`."""
         at = self._place(name)
         if at is None:
             return 0
@@ -192,7 +192,7 @@ class UseTable:
         return 0 if at is None else self.used[at]
 
     def merged(self, newer: Mapping[int, int]) -> UseTable:
-        """Return this table with the uses in `newer`; the later use counts."""
+        """Return this table with the uses in `newer`. For each object, the later use counts."""
         names, used = array("Q"), array("Q")
         at = 0
         for name in sorted(newer):
@@ -205,14 +205,14 @@ class UseTable:
         return UseTable(names + self.names[at:], used + self.used[at:])
 
     def kept(self) -> array[int]:
-        """Return all marked names, then their last uses."""
+        """Return all marked names, followed by their last uses."""
         both = array("Q", compress(self.names, self._is_there))
         both.extend(compress(self.used, self._is_there))
         return both
 
     @classmethod
     def of(cls, numbers: array[int]) -> UseTable:
-        """Return the table in `numbers`, a result of `kept`."""
+        """Return the table in `numbers`, which `kept` returned."""
         half = len(numbers) // 2
         return cls(numbers[:half], numbers[half : 2 * half])
 
@@ -222,7 +222,7 @@ class UseTable:
 
 
 class UseReader:
-    """Reads all logs of uses, and replaces them by one table."""
+    """Reads all logs of uses, and replaces the logs by one table."""
 
     def __init__(self, objects: Objects, secret: bytes) -> None:
         self._objects = objects
@@ -230,7 +230,7 @@ class UseReader:
         self._read: list[str] = []
 
     def table(self, keep: Callable[[], None]) -> UseTable:
-        """Return the merged table. Calls `keep` after each read. Raises UnavailableError."""
+        """Return the table of all uses. Calls `keep` after each read. Raises UnavailableError."""
         tables = sorted(self._objects.listed(TABLES, PAGE), key=_age)
         logs = sorted(self._logs(), key=_age)
         self._read = [one.path for one in (*tables, *logs)]
@@ -245,13 +245,13 @@ class UseReader:
         return table.merged(recent)
 
     def since(self) -> frozenset[int]:
-        """Return the names used since the call of `table`. Raises UnavailableError."""
+        """Return the names of objects used since the call of `table`. Raises UnavailableError."""
         known = frozenset(self._read)
         new = (log for log in self._logs() if log.path not in known)
         return frozenset(name for log in new for name in self._numbers.read(log))
 
     def replace(self, number: int, numbers: array[int]) -> None:
-        """Write the table of a pass, and delete the logs in it. Raises UnavailableError."""
+        """Write a pass's table, and delete the logs in it. Raises UnavailableError."""
         if not self._numbers.create(f"{TABLES}/{number:020}", numbers):
             return
         for at in range(0, len(self._read), PAGE):
@@ -266,8 +266,8 @@ class UseReader:
 
 
 def announce(objects: Objects, secret: bytes, number: str, names: Iterable[int]) -> None:
-    """Tell every process the deleted names. Replaces an announcement with the same number. Raises
-    UnavailableError."""
+    """Tell every process the names of deleted objects. An announcement replaces one with the same
+    number. Raises UnavailableError."""
     Numbers(objects, secret).replace(f"{EVICTED}/{number}", array("Q", names))
     outdated = sorted(objects.listed(EVICTED, PAGE), key=_age)[:-MOST_EVICTED]
     if outdated:

@@ -1,1 +1,1 @@
-"""Processes that compute one model: how they start, connect and talk. Imports no framework."""
+"""Starts and connects the processes that compute one model. Imports no framework."""

@@ -1,7 +1,7 @@
-"""An authenticated connection between two ranks: frames of integers, some followed by bytes.
+"""An authenticated connection between two ranks. Sends frames of integers, some followed by bytes.
 
-Each rank proves that it knows a secret, without sending it. Between machines, a seal on every frame
-reveals a changed, missing or foreign frame. Frames are not encrypted.
+Each rank proves that it knows a secret, without sending the secret. Between machines, a seal on
+each frame reveals a changed, missing or foreign frame. Frames are not encrypted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from semantic.domain.errors import BackendError
 from semantic.ports.ranks import Data, Frame, MappedPort, Op
 
 _RANDOM, _RANK, _PROOF = 32, 4, 32
-"""Bytes of a random number, of a rank's number and of a proof."""
+"""Sizes in bytes of a random number, of a rank's number and of a proof."""
 
 
 class Keys(NamedTuple):
@@ -35,7 +35,7 @@ class Keys(NamedTuple):
 
 
 def join(sock: socket.socket, secret: bytes, rank: int) -> Keys | None:
-    """Return the keys of a connection to rank 0; None unless both ranks know `secret`."""
+    """Return the keys of a connection to rank 0. Returns None if it has another `secret`."""
     theirs = _read(sock, _RANDOM)
     said = secrets.token_bytes(_RANDOM) + rank.to_bytes(_RANK, "little")
     talk = theirs + said
@@ -47,8 +47,8 @@ def join(sock: socket.socket, secret: bytes, rank: int) -> Keys | None:
 
 
 def admit(sock: socket.socket, secret: bytes) -> tuple[int, Keys] | None:
-    """Return the rank and the keys of a new connection to rank 0; None for a peer without the
-    `secret`."""
+    """Return the rank at the other end of a new connection to rank 0, and the connection's keys.
+    Returns None if it does not know `secret`."""
     challenge = secrets.token_bytes(_RANDOM)
     with suppress(OSError):
         sock.sendall(challenge)
@@ -64,7 +64,7 @@ def admit(sock: socket.socket, secret: bytes) -> tuple[int, Keys] | None:
 
 
 def is_of_this_user(sock: socket.socket) -> bool:
-    """Return True if the peer of a Unix socket runs as this user."""
+    """Return True if the process at the other end of a Unix socket runs as this user."""
     if sys.platform == "linux":
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return bool(struct.unpack("iII", credentials)[1] == os.geteuid())
@@ -88,15 +88,15 @@ def _read(sock: socket.socket, n_bytes: int) -> bytes:
 
 
 _HEAD = struct.Struct("<qqqq")
-"""A frame begins with its kind, the call's number, and the counts of integers and bytes."""
+"""The head of a frame: its kind, the call's number, and the numbers of integers and of bytes."""
 _INT_BYTES = 8
 _MOST_INTS = 1 << 24
 _MOST_BYTES = (1 << 31) - 1
-"""Most bytes under one seal."""
+"""The maximum number of bytes under one seal."""
 
 
 class _Seals:
-    """A seal covers a piece and the number of earlier pieces."""
+    """Seals and checks pieces of frames. A seal depends on the number of earlier pieces."""
 
     SIZE = 16
 
@@ -119,7 +119,7 @@ class _Seals:
 
 
 class PeerLostError(Exception):
-    """The other rank ended, sends nothing or sent an invalid frame."""
+    """The other rank ended, was silent or sent an invalid frame."""
 
 
 class Channel:
@@ -133,8 +133,8 @@ class Channel:
         mapped: MappedPort,
         keys: Keys | None = None,
     ) -> None:
-        """`peer` is the number of the other rank. Without `keys`, `sock` is a Unix socket. A peer
-        counts as lost after `silence` seconds. `mapped` receives the peer's memory."""
+        """`peer` is the number of the other rank, and is lost after `silence` seconds without a
+        frame. Without `keys`, `sock` must be a Unix socket. `mapped` receives the peer's memory."""
         self.peer = peer
         self.is_local = keys is None
         self.mapped = mapped
@@ -148,7 +148,7 @@ class Channel:
         sock.settimeout(silence)
 
     def send(self, frame: Frame, descriptor: int | None = None) -> None:
-        """Send a frame, then a file `descriptor`. Raises nothing: `frames` reports a lost peer."""
+        """Send a frame, then the file `descriptor`. Only `frames` reports a lost peer."""
         ints = array("q", frame.ints)
         if sys.byteorder == "big":
             ints.byteswap()
@@ -166,7 +166,7 @@ class Channel:
             self.close()
 
     def frames(self) -> Iterator[Frame]:
-        """Yield each frame. Skips heartbeats and frames about shared memory. Raises
+        """Yield each received frame. Skips heartbeats and frames about shared memory. Raises
         PeerLostError."""
         while True:
             # Check the head's seal before allocating memory for its sizes.

@@ -39,8 +39,8 @@ class Grid:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """See `PlacementPort.meeting`. MLX may hold the interpreter's lock, so no thread here could
-        end the wait."""
+        """See `PlacementPort.meeting`. A thread could not end the wait, because MLX may hold the
+        interpreter's lock."""
         from semantic_fleet.ranks.links import JOIN_SECONDS
 
         logger.info("waiting at most %.0f s for all ranks, over %s", JOIN_SECONDS, self.transport)

@@ -1,4 +1,4 @@
-"""The connections of one rank. All ranks end if one is lost."""
+"""The connections of one rank. If one connection fails, all ranks end."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ logger = logging.getLogger("semantic.server")
 
 _TOKEN_BYTES = 32
 _PATH_BYTES = 108
-"""Bytes of the longest path that every system allows for a Unix socket."""
+"""The number of bytes of the longest path that every system allows for a Unix socket."""
 JOIN_SECONDS = 60.0
-"""Seconds for all ranks to meet, and again to connect."""
+"""Seconds in which all ranks must meet, and again in which they must connect."""
 _STDERR = 2
 _GREETING_SECONDS = 5.0
 SILENCE_SECONDS = 20.0
@@ -56,7 +56,7 @@ class Links:
         silence: float = SILENCE_SECONDS,
         stall: float = _STALL_SECONDS,
     ) -> None:
-        """Connect with the other ranks; rank 0 listens on its address `host`.
+        """Connect with the other ranks. Rank 0 listens on its address `host`.
 
         All ranks have the same `secret`. Without it, frames are only as safe as `ranks`. Raises
         BackendError if the ranks cannot connect.
@@ -91,13 +91,13 @@ class Links:
             self._computing = None
 
     def finish(self) -> None:
-        """Announce the regular end of the work: the end of a rank is then not a failure."""
+        """Announce the regular end of the work. The end of another rank is then not a failure."""
         self._is_over = True
         for channel in self.channels:
             channel.send(Frame(Op.END, 0))
 
     def end(self, reason: str) -> None:
-        """End this process for `reason`, and with it all ranks."""
+        """End this process and all other ranks, for `reason`."""
         with self._ends:  # never released: one reason is enough
             if self._is_over:
                 return

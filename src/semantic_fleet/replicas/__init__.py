@@ -1,1 +1,1 @@
-"""Replicas run by Ray Serve. Only `ray_cluster` imports Ray."""
+"""Replicas that Ray Serve runs. Only `ray_cluster` imports Ray."""

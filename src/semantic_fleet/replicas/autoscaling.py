@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 _FULL: Final = 0.75
-"""Share of the rows of all batches that requests should fill at most."""
+"""The fraction of the rows of all batches that requests should fill at most."""
 RUNNING: Final = "running"
 WAITING: Final = "waiting"
 ROWS: Final = "rows"
@@ -25,8 +25,8 @@ class ScalingContext(Protocol):
 
 
 def wanted_replicas(current: int, running: float, waiting: float, rows: float) -> int:
-    """Return the number of replicas, if a replica decodes `rows` requests at once. Removes one
-    replica at a time, and only while no request waits."""
+    """Return the wanted number of replicas. Each replica decodes `rows` requests at once. Removes
+    one replica at a time, and only while no request waits."""
     fitting = max(1, math.ceil((running + waiting) / (_FULL * rows)))
     if waiting >= 1:
         return max(fitting, current + 1)

@@ -1,6 +1,6 @@
-"""The edge of a fleet: checks requests as a server does, and passes them on to replicas.
+"""The edge of a fleet. Checks requests as a server does, and passes them on to replicas.
 
-All requests of one session have the same key, and so reach the replica with their caches.
+All requests of one session have the same key. Thus they reach the replica with their caches.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ _LISTS: Final = ("messages", "input", "prompt")
 _FIXED: Final = ("system", "instructions")
 """Fields that precede the beginning of a conversation."""
 _TEXT: Final = 2048
-"""Characters of a prompt that count as its opening."""
+"""The number of characters of a prompt that count as its opening."""
 _TOKENS: Final = 512
-"""Token ids of a prompt that count as its opening."""
+"""The number of token ids of a prompt that count as its opening."""
 _USER: Final = "user"
 _CACHE_MARK: Final = "cache_control"
 _DIGITS: Final = 8
-"""Hexadecimal digits of a key. Ids of responses end with the key."""
+"""The number of hexadecimal digits of a key. Ids of responses end with the key."""
 _RESPONSE_ID: Final = re.compile(
     rf"{RESPONSE_PREFIX}[0-9a-f]{{{2 * ID_BYTES}}}(?P<key>[0-9a-f]{{{_DIGITS}}})"
 )
@@ -77,10 +77,10 @@ _PREVIOUS: Final = "previous_response_id"
 
 
 def routing_key(path: str, headers: Mapping[str, str], body: Json, tenant: str = "") -> str:
-    """Return the key of a request to `path`; `headers` have lower-case names.
+    """Return the routing key of a request to `path`. `headers` have lower-case names.
 
-    Requests of the same agent, session or chain of responses have the same key. Any other request
-    has the key of its first messages.
+    Requests of the same agent, session or chain of responses have the same key. The key of any
+    other request depends on its first messages.
     """
     found = _named(path, headers, body)
     if found is None:
@@ -109,7 +109,7 @@ def _key_of_response(path: str, body: Json) -> str | None:
 
 
 def _opening(body: Json) -> str:
-    """Return a conversation up to its first user message."""
+    """Return a conversation up to and including its first user message."""
     fixed = [_words(body[name]) for name in _FIXED if name in body]
     begins = [_words(_first(body[name])) for name in _LISTS if name in body]
     return json.dumps([fixed, begins])
@@ -127,7 +127,7 @@ def _first(found: object) -> object:
 
 
 def _words(found: object) -> str:
-    """Return the text of messages, without details that clients change later."""
+    """Return the text of messages. Omits details that clients change later."""
     if isinstance(found, str):
         return found
     if isinstance(found, list):
@@ -150,7 +150,7 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 def create_edge(
     replicas: ReplicasPort, settings: ServerSettings, lifespan: Lifespan, version: str
 ) -> FastAPI:
-    """Return the app that passes requests on to `replicas`; `lifespan` runs the replicas."""
+    """Return the app that passes requests on to `replicas`. `lifespan` runs the replicas."""
     app = FastAPI(
         title="semantic",
         version=version,
@@ -235,7 +235,7 @@ class _PassOn:
 
 
 class _Answer:
-    """A response as ASGI messages. Sends a stream as it arrives; collects any other response, so
+    """A response as ASGI messages. Sends a stream as it arrives. Collects any other response, so
     that an error can replace it."""
 
     def __init__(self, path: str, send: Send) -> None:
@@ -284,7 +284,7 @@ def _last_event(path: str, problem: Problem) -> bytes:
 
 
 async def _key_of(request: Request, data: bytes) -> str:
-    """Return the routing key. The replica reports the error of a malformed body."""
+    """Return the routing key of a request. For a malformed body, the replica reports the error."""
     body: Mapping[str, object] = {}
     with suppress(InvalidRequestError, WireError):
         body = await parse_offloaded(request, data)
@@ -306,7 +306,7 @@ def _passed(request: Request, body: bytes = b"", key: str = "") -> PassedRequest
 
 
 async def _first_done(replicas: ReplicasPort, request: Request) -> Response:
-    """Send a deletion to all replicas; return a successful response, or else the first one."""
+    """Send a deletion to all replicas. Return a successful response, or else the first response."""
     replies = [*(await replicas.answers(_passed(request))).values()]
     done = [one for one in replies if one[0].status < HTTPStatus.BAD_REQUEST]
     head, body = (done or replies)[0]
@@ -325,7 +325,7 @@ async def _all_metrics(replicas: ReplicasPort, request: Request) -> Response:
 
 
 def merged_metrics(texts: Mapping[str, str]) -> bytes:
-    """Merge metrics in Prometheus' text format; a label names the server."""
+    """Merge the replicas' metrics in Prometheus' text format. A label names the replica."""
     registry = CollectorRegistry()
     registry.register(_Merged(texts))
     return generate_latest(registry)

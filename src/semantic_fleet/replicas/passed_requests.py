@@ -16,8 +16,8 @@ AsgiApp: TypeAlias = Callable[[MutableMapping[str, object], Receive, Send], Awai
 
 
 async def answer(app: AsgiApp, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-    """Yield the response of `app`, and raise its errors. Closing this generator disconnects
-    `app`."""
+    """Yield the response of `app` to a request. Raises the errors of `app`. Closing this generator
+    disconnects the client of `app`."""
     pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
     is_gone, is_read = asyncio.Event(), False
 
@@ -57,7 +57,7 @@ async def answer(app: AsgiApp, request: PassedRequest) -> AsyncGenerator[Piece, 
 
 
 async def whole_answer(pieces: AsyncIterator[Piece]) -> tuple[ResponseHead, bytes]:
-    """Collect a response from its pieces. Raises BackendError if there is no head."""
+    """Return the response made of `pieces`. Raises BackendError if the head is missing."""
     head: ResponseHead | None = None
     body = bytearray()
     async for piece in pieces:
@@ -71,7 +71,7 @@ async def whole_answer(pieces: AsyncIterator[Piece]) -> tuple[ResponseHead, byte
 
 
 def with_header(name: bytes, value: bytes, piece: Piece) -> Piece:
-    """Add a header to `piece` if it is a head."""
+    """Return `piece` with another header if it is a head. Return any other piece unchanged."""
     if isinstance(piece, bytes):
         return piece
     return ResponseHead(piece.status, (*piece.headers, (name, value)))

@@ -1,4 +1,4 @@
-"""Replicas as an application of Ray Serve. Ray's consistent hashing routes requests by key, and
+"""Replicas as an application of Ray Serve. Ray selects a replica by consistent hashing of keys, and
 skips full replicas."""
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _QUIET: Final = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
 }
 _OBJECT_BYTES: Final = 128 << 20
-"""Size of Ray's object store in bytes: it holds only bodies of requests."""
+"""The size of Ray's object store in bytes. It contains only bodies of requests."""
 _FOLDER: Final = "semantic-ray-"
 _TRIES: Final = 2
 _TO_SAVE: Final = 60.0
-"""Seconds for a stopping replica to save its agents."""
+"""Seconds in which a stopping replica saves its agents."""
 _DRAIN_LOOK: Final = 0.2
 _HEALTH_LOOK: Final = 2.0
 _STATUS_LOOK: Final = 0.2
@@ -53,31 +53,31 @@ _ERROR_LINE: Final = re.compile(r"[\w.]+(?:Error|Exception): ")
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """The fleet to run: at least `replicas`, at most `most` of them."""
+    """The fleet to run. It has at least `replicas` and at most `most` replicas."""
 
     replicas: int
     most: int
     requests: int
-    """Most answers of a replica at once."""
+    """The maximum number of answers that a replica generates at once."""
     queued: int
-    """Most requests that wait for a replica."""
+    """The maximum number of requests that wait for a replica."""
     drain: float
-    """Seconds that a stopping replica has for its answers."""
+    """The seconds in which a stopping replica may finish its answers."""
     folder: str
     per_machine: int
-    """Most replicas on one machine."""
+    """The maximum number of replicas on one machine."""
     more_after: float = 10.0
     """Seconds of waiting after which Ray adds a replica."""
     fewer_after: float = 120.0
     """Seconds of low load after which Ray removes a replica."""
     gpus: float | None = None
-    """GPUs of a replica, as Ray counts them."""
+    """The number of GPUs of a replica, as Ray counts them."""
     address: str | None = None
-    """A running cluster; None starts a Ray in this process."""
+    """The address of a running cluster. None starts Ray in this process."""
 
 
 class RayCluster:
-    """Implements `ReplicasPort`. `start` and `stop` block."""
+    """Implements `ReplicasPort` with Ray Serve. `start` and `stop` block."""
 
     def __init__(self, plan: FleetPlan, build: BuildReplica) -> None:
         self._plan = plan
@@ -87,8 +87,8 @@ class RayCluster:
         self._has_ray = False
 
     def start(self) -> None:
-        """Start Ray unless it runs, and the replicas; return when all can answer. Raises
-        OperatorError if Ray is missing or unreachable, or a replica fails to start."""
+        """Start the replicas, and Ray unless it runs. Returns when all replicas can answer. Raises
+        OperatorError if Ray is missing or unreachable, or if a replica fails to start."""
         self._set_environment()
         try:
             import ray
@@ -112,7 +112,7 @@ class RayCluster:
             raise OperatorError(f"cannot start the replicas: {reason}") from error
 
     def stop(self) -> None:
-        """Stop the replicas, and Ray if `start` started it."""
+        """Stop the replicas. Also stops Ray if `start` started it."""
         self._handle = None
         if not self._has_ray:
             return
@@ -165,7 +165,7 @@ class RayCluster:
         return self._handle
 
     def _set_environment(self) -> None:
-        """Ray's ports are open to other machines and unpickle data, so they need a token."""
+        """Give Ray a token: its ports are open to other machines and unpickle data."""
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         if self._plan.address is None:
@@ -234,7 +234,7 @@ class RayCluster:
 
 
 def _log_of_serve(level: str) -> LoggingConfig:
-    """Log only warnings of replicas: they log requests themselves."""
+    """Let replicas log only warnings to Ray's log, because replicas log requests themselves."""
     from ray.serve.schema import LoggingConfig
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -242,7 +242,7 @@ def _log_of_serve(level: str) -> LoggingConfig:
 
 
 def stop_application(address: str, drain: float) -> None:
-    """Stop the replicas and Ray Serve on a cluster; return when agents are saved. Raises
+    """Stop the replicas and Ray Serve on a cluster. Returns when all agents are saved. Raises
     OperatorError if the cluster is unreachable, and the same errors as `_remove_application`."""
     try:
         import ray
@@ -259,8 +259,8 @@ def stop_application(address: str, drain: float) -> None:
 
 
 def _remove_application(drain: float) -> None:
-    """Delete the application; running answers have `drain` seconds. Raises OperatorError if
-    replicas still run afterwards."""
+    """Delete the application. Running answers may continue for `drain` seconds. Raises
+    OperatorError if replicas still run afterwards."""
     from ray import serve
 
     if APPLICATION in serve.status().applications:

@@ -34,7 +34,7 @@ _MOST: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSlot:
-    """A numbered folder of one replica. `name` is unique on this machine; `folder` is for the
+    """A numbered folder of one replica. `name` is unique on this machine. `folder` contains the
     store."""
 
     name: str
@@ -43,8 +43,8 @@ class ReplicaSlot:
 
 @contextmanager
 def taken_slot(base: Path) -> Iterator[ReplicaSlot]:
-    """Take the first free slot below `base`. Raises StoreError if `base` is unusable or no slot is
-    free."""
+    """Take the first free slot below `base`. Raises StoreError if `base` is unusable or all slots
+    are taken."""
     for number in range(_MOST):
         folder = base / f"replica-{number}"
         try:
@@ -74,15 +74,15 @@ def _try_lock(file: int) -> bool:
 HEADER: Final = b"x-semantic-replica"
 """Response header with the name of the replica that answered."""
 _LOOK: Final = 1.0
-"""Seconds between two looks at the last health check."""
+"""Seconds between two checks of when Ray last called `check_health`."""
 SILENT: Final = 10.0
 """Seconds without a health check after which the replica may be stopping."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """`seconds` that a stopping replica has for its answers. `is_any` raises OverloadedError if the
-    cluster does not answer."""
+    """How a stopping replica finishes its answers. It has `seconds` to finish. `is_any` raises
+    OverloadedError if the cluster does not answer."""
 
     seconds: float
     is_any: Callable[[], bool]
@@ -97,8 +97,8 @@ class Replica:
     async def __init__(  # type: ignore[misc]
         self, build: BuildReplica, folder: str, sharing: int, drain: Drain
     ) -> None:
-        """Take a slot below `folder`, and start one of `sharing` replicas on the machine. Returns
-        when the replica can answer. Raises the same errors as `build`."""
+        """Take a slot below `folder` and start the replica, which can then answer. `sharing` is the
+        number of replicas on the machine. Raises the same errors as `build`."""
         self._stack = AsyncExitStack()
         self._drain = drain
         async with AsyncExitStack() as undo:
@@ -111,19 +111,19 @@ class Replica:
             self._stack = undo.pop_all()
 
     async def answer(self, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-        """Yield the response; closing this generator cancels the request."""
+        """Yield the response to a request. Closing this generator cancels the request."""
         async with aclosing(self._server.answer(request)) as pieces:
             async for piece in pieces:
                 yield with_header(HEADER, self._name.encode(), piece)
 
     async def whole(self, request: PassedRequest) -> tuple[str, ResponseHead, bytes]:
-        """Return the names of replica and machine, the head and the whole body."""
+        """Return the names of replica and machine, the response's head and its whole body."""
         async with aclosing(self._server.answer(request)) as pieces:
             head, body = await whole_answer(pieces)
         return f"{self._name}@{platform.node()}", head, body
 
     async def record_autoscaling_stats(self) -> Mapping[str, float]:
-        """Return the load for `autoscaling`. Ray calls this method."""
+        """Return the replica's load for `autoscaling`. Ray calls this method."""
         return dict(self._server.load())
 
     async def check_health(self) -> None:
@@ -132,7 +132,7 @@ class Replica:
         self._server.check()
 
     async def __del__(self) -> None:
-        """Save the agents. Ray calls this method after the last request."""
+        """Save the agents. Ray calls this method after the last request has ended."""
         await self._stack.aclose()
 
     async def _end_overdue(self) -> None:
