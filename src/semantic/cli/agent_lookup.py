@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from semantic.adapters.stores.disk.store import DiskStore
 
 ID_DIGITS = 12
-"""Hexadecimal digits of a model's id in text output."""
+"""The number of hexadecimal digits of a model's id in text output."""
 
 AgentName = Annotated[
     str,
@@ -73,8 +73,8 @@ IsPinned = Annotated[
 
 @contextmanager
 def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskStore]:
-    """Open the store on disk for the `with` block. Raises StoreError, and InvalidRequestError for a
-    missing folder unless `create` is set."""
+    """Open the store on disk for the `with` block. Raises StoreError. Also raises
+    InvalidRequestError if the store's folder is missing and `create` is not set."""
     settings = options.settings()
     if settings.store is not None and not create and not os.path.lexists(settings.store):
         raise InvalidRequestError(f"there is no store {settings.store}")
@@ -102,8 +102,8 @@ def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
 def last_saved(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, limit: int
 ) -> tuple[list[Manifest], int]:
-    """Return at most `limit` agents that `only` accepts, last saved first, and the number of all
-    others."""
+    """Return at most `limit` agents that `only` accepts, last saved first. Also return the number
+    of all other agents that `only` accepts."""
     if only != EVERY_AGENT:
         accepted = agents_where(store, scopes, only)
         return accepted[:limit], max(0, len(accepted) - limit)
@@ -177,7 +177,7 @@ def save(agents: AgentIndexPort, manifest: Manifest) -> None:
 
 
 def shown_id(manifest: Manifest, *, whole: bool = False) -> str:
-    """Return the id of the agent's model, shortened unless `whole`."""
+    """Return the id of the agent's model. The id is shortened unless `whole` is set."""
     digits = manifest.scope.namespace.hex()
     return digits if whole else digits[:ID_DIGITS]
 

@@ -47,7 +47,7 @@ from semantic.domain.stored import Manifest
 from semantic.ports.agents import EVERY_AGENT, AgentFilter
 
 _NAMED = 10
-"""Most names in a question."""
+"""The maximum number of names in a question to the user."""
 
 
 def rm(
@@ -115,7 +115,7 @@ def _document(agents: Sequence[Manifest], removed: Sequence[bool], *, one: bool)
 
 
 _LISTED = 200
-"""Most agents in a list by default."""
+"""The default maximum number of agents in a list."""
 _HEADINGS = (
     "name", "model", "model id", "tokens", "blocks", "on disk", "shared", "pinned", "turns",
     "parent", "client", "session", "saved",
@@ -241,7 +241,7 @@ AGENT_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def agent_json(facts: AgentFootprint) -> Json:
-    """Return the fields of an agent for an entry of a list."""
+    """Return the fields of an agent for a list of agents."""
     manifest = facts.manifest
     session, client = session_and_client_in(manifest.note)
     return {

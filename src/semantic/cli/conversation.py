@@ -13,8 +13,8 @@ Message = dict[str, str]
 
 
 def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, ...] | None:
-    """Return the prompt for the user's message `text` after the agent's last answer, or None
-    without a conversation. Raises InvalidRequestError if the chat template refuses the messages."""
+    """Return the prompt for the user's message `text`, or None for an agent without a conversation.
+    Raises InvalidRequestError if the chat template refuses the messages."""
     saved = messages_in(agent.note)
     if saved is None:
         return None
@@ -28,8 +28,8 @@ def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, 
 def _extended(
     tokenizer: Tokenizer, past: Sequence[int], rendered: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return `rendered`, with the earlier turns' own tokens if they have the same text. The
-    tokenizer may split a text into other tokens than the model did."""
+    """Return `rendered`, with the agent's own tokens for the earlier turns if their text is the
+    same. The tokenizer may split a text in another way than the model."""
     text, before = tokenizer.decode(rendered), tokenizer.decode(past)
     # If decoding and encoding again changes the tokens, the text hides some (such as a BOS), so
     # texts cannot be compared.

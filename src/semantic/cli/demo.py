@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BATCH_TOKENS: Final = 100
 ANSWER_TOKENS: Final = 64
 _BEFORE_KILL: Final = 12
-"""Pieces of an answer to read before killing the process."""
+"""The number of pieces of an answer to read before killing the process."""
 _DISK_BYTES: Final = 16 << 30
 _COUNT: Final = "Count to 99."
 _KILLED: Final = "killed while it answers"
@@ -73,7 +73,7 @@ CAST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, its token counts, and the seconds until its first piece."""
+    """An answer, its token counts, and the seconds until its first piece of text."""
 
     text: str
     prompt_tokens: int
@@ -82,7 +82,7 @@ class Answer:
 
 
 class Batch(NamedTuple):
-    """The answers of a batch by agent, its seconds, and the number of all tokens."""
+    """The answers of a batch by agent, with the batch's seconds and total number of tokens."""
 
     texts: dict[str, str]
     seconds: float
@@ -168,11 +168,11 @@ _NEXT: Final = (
 
 
 def _silent(_: str) -> None:
-    """Replaces `typer.echo` with --json."""
+    """Replaces `typer.echo`, so that --json prints only JSON."""
 
 
 def _compared(engine: Engine, role: Role, told: str, resumed: Answer, restored: Answer) -> Recall:
-    """Ask the same question without a store; return all answers of the agent."""
+    """Ask the same question again without a store. Return all answers of the agent."""
     asked = [*script(role), _said(told), {"role": "user", "content": role.question}]
     again = [*asked, _said(resumed.text), asked[-1]]
     answers = (_asked(engine, role.agent, asked), _asked(engine, role.agent, again))
@@ -229,8 +229,8 @@ def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
 
 @contextmanager
 def child(settings: Settings, roles: Sequence[Role]) -> Iterator[Iterator[str]]:
-    """Start a process that answers for agents, yield its lines, and kill it at the end. Raises
-    BackendError or exits if the process ends early."""
+    """Start a process that answers for agents, yield its output lines, and kill it at the end.
+    Raises BackendError or exits if the process ends early."""
     given = {
         "model": settings.model,
         "pool_bytes": settings.pool_bytes,

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 Verdict = Literal["ok", "warning", "failed"]
 
 SUPPORTED = {"mlx": ((0, 32, 4), (0, 33)), "mlx-lm": ((0, 32, 2), (0, 33))}
-"""The lowest supported version of each package, and the first unsupported one."""
+"""The lowest supported version of each package, and the lowest unsupported one above it."""
 
 _NAME = "Ada"
 _QUESTION = (
@@ -60,15 +60,15 @@ _QUESTION = (
 )
 _ANSWER_TOKENS = 32
 _LENGTHS = (1024, 8192, 32_768, 131_072)
-"""Lengths of agents, in tokens, for the report."""
+"""Lengths of agents' histories in the report, in tokens."""
 _TRIED_BYTES = 1 << 20
-"""Bytes that the check writes to a store's disk."""
+"""The number of bytes that the check writes to the store's disk."""
 _MARKS: dict[Verdict, str] = {"ok": "ok  ", "warning": "warn", "failed": "FAIL"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `advice` is empty if all is well."""
+    """The result of one check. `advice` is "" if all is well."""
 
     name: str
     verdict: Verdict
@@ -175,7 +175,7 @@ def check_kernels() -> Finding:
 
 
 def check_identity(settings: Settings) -> Finding:
-    """Report the chip, the BLAS kernel and the secret, on which the identity of blocks depends."""
+    """Report the chip, the BLAS kernel and the secret. The identity of blocks depends on them."""
     try:
         owner = "the store's own" if fleet_secret(settings) is None else "the fleet's"
     except InvalidRequestError as error:
@@ -341,7 +341,7 @@ def check_calls(tokenizer: MLXTokenizer) -> Finding:
 
 
 def check_fit(pool: BlockPool, model: MLXBackend) -> Finding:
-    """Report the longest context, and how many agents fit in the pool."""
+    """Report the longest possible context, and the number of agents that fit in the pool."""
     from semantic.adapters.mlx.model.description import read_context
     from semantic.serve import context_limit
 

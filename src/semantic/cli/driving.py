@@ -13,7 +13,7 @@ from semantic.ports.generation import Clock, EngineEvent, GenerationEnginePort
 
 @dataclass(slots=True)
 class Timing:
-    """The seconds at which a request began, got its first token and ended."""
+    """The seconds at which a request began, got its first token, and ended."""
 
     submitted: float
     first_token: float | None = None
@@ -22,17 +22,17 @@ class Timing:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds until the first token, or None."""
+        """Seconds from the begin to the first token, or None."""
         return None if self.first_token is None else self.first_token - self.submitted
 
     @property
     def total(self) -> float | None:
-        """Seconds until the end, or None."""
+        """Seconds that the whole request takes, or None before its end."""
         return None if self.ended is None else self.ended - self.submitted
 
     @property
     def decode_rate(self) -> float | None:
-        """Tokens per second after the first token, or None below two tokens."""
+        """Tokens per second after the first token, or None for fewer than two tokens."""
         if self.first_token is None or self.ended is None or self.n_tokens < 2:  # noqa: PLR2004
             return None
         return (self.n_tokens - 1) / max(self.ended - self.first_token, 1e-9)
@@ -96,7 +96,7 @@ class Driver:
 
 
 def succeeded(done: CompletedGeneration) -> CompletedGeneration:
-    """Return `done` if its request succeeded. Raises BackendError if the request failed."""
+    """Return `done` if its request succeeded. Otherwise raises BackendError."""
     if done.finish_reason == "error":
         raise BackendError(done.error or "the model failed")
     return done

@@ -74,7 +74,7 @@ _ORDER = (
     *("demo", "run", "chat", "serve", "doctor", "top", "memory"),
     *("agents", "cache", "config", "models", "fleet", "service", "launch"),
 )
-"""Order of commands in the help."""
+"""The order of commands in the help."""
 
 
 def _joined(tables: Sequence[CommandTable]) -> CommandTable:

@@ -126,8 +126,8 @@ class EngineOptions(CacheOptions):
     model: Annotated[str, option(MODEL)] = DEFAULT_MODEL
 
     def settings(self, adapter: str | None = None) -> Settings:
-        """Return the settings for the model and its `adapter`. Raises the same errors as
-        `settings_of`, and InvalidRequestError for an adapter of another model."""
+        """Return the engine's settings for the model and its `adapter`. Raises the same errors as
+        `settings_of`, and InvalidRequestError for another model's adapter."""
         found = self.settings_of(self.model)
         return found if adapter is None else replace(found, adapter=self._adapter(adapter))
 
@@ -163,15 +163,15 @@ class FleetOptions:
     fleet_secret_file: FleetSecretFile = None
 
     def settings(self, remote_bytes: int | None = None) -> Settings:
-        """Return an engine's settings for these options and the object store's budget."""
+        """Return an engine's settings. `remote_bytes` is the budget of the object store."""
         return Settings(
             remote=self.remote_store, remote_bytes=remote_bytes, fleet_secret=self.fleet_secret_file
         )
 
 
 def gib(option: str, given: float | None) -> int | None:
-    """Return `given` GiB in bytes. Raises InvalidRequestError, which names `option`, for less than
-    a byte or infinity."""
+    """Return `given` GiB as a number of bytes. Raises InvalidRequestError for less than a byte and
+    for infinity. The message names `option`."""
     if given is None:
         return None
     n_bytes = given * _GIB
@@ -181,7 +181,7 @@ def gib(option: str, given: float | None) -> int | None:
 
 
 def terabytes(given: float | None) -> int | None:
-    """Return `given` terabytes (10^12 bytes) in bytes."""
+    """Return `given` terabytes (10^12 bytes) as a number of bytes."""
     return None if given is None else int(given * 10**12)
 
 
@@ -212,7 +212,7 @@ class SamplingOptions:
 
 
 class CommandTable(NamedTuple):
-    """The commands of a package by name. `commands` have the engine's options, commands in `apart`
+    """The commands of a package by name. `commands` have the engine's options; commands in `apart`
     do not. A group has a help text and commands."""
 
     commands: Mapping[str, Command]

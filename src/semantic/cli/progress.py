@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
 _WIDE, _NARROW = 100, 50
-"""Terminal widths: full bars from the first on, no rates below the second."""
+"""Widths of a terminal. From the first on, bars are complete. Below the second, they omit rates."""
 _BAR, _SHORT_BAR = 40, 12
 _NAME_CHARACTERS = 40
-"""Most characters of an agent's name before its bar."""
+"""The maximum number of characters of an agent's name before its bar."""
 
 
 class ProgressBar:
@@ -47,19 +47,19 @@ class ProgressBar:
         self.hide()
 
     def load(self, settings: Settings) -> App:
-        """Build an engine behind a bar. If the disk tier fails, print a notice and continue without
-        it."""
+        """Build an engine while a bar shows the progress. If the disk tier fails, print a notice
+        and continue without the tier."""
         self.show(f"loading {settings.label}")
         app = build_engine(settings, print_store_unavailable)
         self.show("ready")
         return app
 
     def show(self, words: str) -> None:
-        """Show `words` for work of unknown size."""
+        """Show `words` for work whose size is unknown."""
         self._show(_plain(words), 0, None)
 
     def expect(self, uid: str, prompt_tokens: int) -> None:
-        """Add a request's prompt tokens to the total. Prefill omits the last one."""
+        """Add a request's prompt tokens to the total. Prefill omits the last token."""
         self._total[uid] = prompt_tokens - 1
 
     def update(self, event: EngineEvent) -> None:
@@ -105,7 +105,7 @@ class ProgressBar:
 
 
 class ServerProgress:
-    """A bar for each prompt in prefill."""
+    """Shows a bar for each prompt in prefill."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -156,8 +156,8 @@ def work_bar(words: str) -> Iterator[OnProgress]:
 
 @contextmanager
 def download_bar(name: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar for `n_bytes` with speed and remaining time. Yields a function that advances it,
-    from any thread."""
+    """Show a bar for `n_bytes` with speed and remaining time. Yields a function that advances the
+    bar. Any thread may call the function."""
     from rich.progress import DownloadColumn, TransferSpeedColumn
 
     progress = _new_progress(lambda: DownloadColumn(binary_units=True), TransferSpeedColumn)
@@ -172,7 +172,7 @@ def print_store_unavailable(error: StoreError) -> None:
 
 
 def _new_progress(*more: Callable[[], ProgressColumn], console: Console | None = None) -> Progress:
-    """Return bars on stderr that vanish at their end. A narrow terminal cuts or omits columns."""
+    """Return bars on stderr that vanish when they end. A narrow terminal cuts columns."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -21,9 +21,9 @@ _STEP = 1024
 _SPANS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 _NAME_CHARACTERS = 60
 _UNLIMITED = 1 << 20
-"""The width of a terminal that is wider than any table."""
+"""The width of a terminal in which no table wraps."""
 _DAYS_SHOWN = 6
-"""Days in a list of written bytes."""
+"""The number of days in a list of written bytes."""
 
 
 def show_bytes(n_bytes: float) -> str:
@@ -36,7 +36,7 @@ def show_bytes(n_bytes: float) -> str:
 
 
 def show_seconds(seconds: float | None) -> str:
-    """Return a duration as text, such as 12 ms or 1.23 s; a dash for None."""
+    """Return a duration as text, such as 12 ms or 1.23 s. Returns a dash for None."""
     if seconds is None:
         return "-"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
@@ -52,13 +52,13 @@ def show_age(since: float) -> str:
 
 
 def show_name(name: str, *, whole: bool = False) -> str:
-    """Return a name with control characters escaped, cut to 60 characters unless `whole`."""
+    """Return a name with control characters escaped. It has 60 characters unless `whole` is set."""
     plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
     return plain if whole or len(plain) <= _NAME_CHARACTERS else f"{plain[:_NAME_CHARACTERS]}…"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines of aligned columns."""
+    """Return rows of cells as lines with aligned columns."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -123,7 +123,7 @@ def _wear_json(wear: Wear) -> Json:
 
 
 def store_lines(tiers: Sequence[StoreStats]) -> Iterator[str]:
-    """Yield the contents of `store_json` as lines, without counts of 0."""
+    """Yield the contents of `store_json` as lines. Omits counts that are 0."""
     for stats in tiers:
         size = f"{show_bytes(stats.n_bytes)} of {show_bytes(stats.max_bytes)}"
         yield (

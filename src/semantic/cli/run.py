@@ -90,7 +90,7 @@ def answer(
 
 
 def submit(app: App, driver: Driver, job: Job, progress: ProgressBar, *, chat: bool) -> str:
-    """Queue one job. The message of an error names its line in the file."""
+    """Queue one job. The message of an error names the job's line in the file."""
     try:
         tokens = job.tokens(app.tokenizer, chat=chat)
         uid = driver.submit(job.agent, tokens, job.max_tokens, job.sampling)
@@ -105,7 +105,7 @@ def submit(app: App, driver: Driver, job: Job, progress: ProgressBar, *, chat: b
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request. `source` is its file and line."""
+    """One request of a batch. `source` is the file and line that the request comes from."""
 
     agent: str
     prompt: str | None
@@ -115,7 +115,7 @@ class Job:
     source: str = ""
 
     def tokens(self, tokenizer: Tokenizer, *, chat: bool) -> list[int]:
-        """Return the prompt's token ids; `chat` applies the chat template. Raises
+        """Return the prompt's token ids. `chat` applies the chat template. Raises
         InvalidRequestError if that fails."""
         if chat or self.prompt is None:
             given = self.messages or (message("user", self.prompt or ""),)
@@ -123,7 +123,7 @@ class Job:
         return tokenizer.encode(self.prompt)
 
     def problem(self, error: Exception) -> str:
-        """Return the error's message after the job's source."""
+        """Return the message of `error` with the job's source before it."""
         return f"{self.source}: {error}" if self.source else str(error)
 
 
@@ -139,8 +139,8 @@ def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]
 
 
 def parse_lines(text: str, source: str, defaults: Job) -> list[Job]:
-    """Return a job for each line that is not blank. `defaults` has values for missing fields.
-    Raises InvalidRequestError for the first malformed line."""
+    """Return a job for each line of `text` that is not blank. `defaults` has values for missing
+    fields. Raises InvalidRequestError for the first malformed line."""
     jobs = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -252,7 +252,7 @@ class Output(Protocol):
         """Write the next piece of the current answer."""
 
     def end(self, done: CompletedGeneration, timing: Timing, view: PoolView) -> None:
-        """End the current answer."""
+        """End the current answer. `timing` and `view` are the request's."""
 
 
 class PlainText:
@@ -300,7 +300,7 @@ class AnswerQueue:
 
     @property
     def ready(self) -> bool:
-        """True if `flush` would write something."""
+        """True if `flush` would write text."""
         if not self._pending:
             return False
         first = self._answers[self._pending[0]]
@@ -318,7 +318,7 @@ class AnswerQueue:
             answer.view = self._pool.view(event.agent_id)
 
     def flush(self) -> None:
-        """Write all buffered text that is next in order."""
+        """Write all buffered text whose turn it is."""
         while self._pending:
             uid = self._pending[0]
             answer = self._answers[uid]

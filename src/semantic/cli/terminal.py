@@ -19,12 +19,12 @@ def is_interactive() -> bool:
 
 
 def write(text: str) -> None:
-    """Write `text` to stdout, flushed, without a newline."""
+    """Write `text` to stdout without a newline, and flush."""
     typer.echo(text, nl=False)
 
 
 def escape_unencodable() -> None:
-    """Make stdout and stderr escape characters that their encoding lacks."""
+    """Make stdout and stderr escape characters that their encoding does not have."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -36,7 +36,7 @@ def read_stdin() -> str:
 
 
 def stdin_lines() -> Iterator[str]:
-    """Yield lines of stdin as they arrive. Raises the same errors as `read_stdin`."""
+    """Yield the lines of stdin as they arrive. Raises the same errors as `read_stdin`."""
     for line in sys.stdin.buffer:
         yield decode(line, "stdin").rstrip("\r\n")
 
@@ -72,7 +72,7 @@ def require_text(prompt: str) -> str:
 
 @contextmanager
 def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
-    """Call `action` on Ctrl-C: a KeyboardInterrupt could interrupt a step of the engine."""
+    """Call `action` on Ctrl-C, because a KeyboardInterrupt could interrupt a step of the engine."""
     previous = signal.signal(signal.SIGINT, lambda *_: action())
     try:
         yield

@@ -70,7 +70,7 @@ def why(
 
 
 def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[str]:
-    """Yield lines that compare a prompt with the agent's last prompt."""
+    """Yield lines of text that compare a prompt with the agent's last prompt."""
     name = show_name(agent.agent_id)
     yield (
         f"this prompt: {match.prompt_tokens} tokens; the first {match.common_tokens} are among the "
@@ -89,8 +89,8 @@ def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[
 
 
 def to_json(agent: Manifest, match: PromptMatch | None, read: TokenReader) -> Json:
-    """Return a JSON document: the report on the last prompt, and the match of the given prompt or
-    null."""
+    """Return a JSON document with the report on the last prompt. It also contains the match of the
+    given prompt, or null."""
     last = match_json(agent.match)
     if last is not None and agent.match is not None:
         last |= {
@@ -130,29 +130,29 @@ def _tokens(tokenizer: Tokenizer, agent: Manifest, text: str, *, raw: bool) -> t
 
 @dataclass(frozen=True, slots=True)
 class PromptMatch:
-    """How much of a prompt matches an agent's tokens, and how much of it the store has."""
+    """The part of a prompt that matches an agent's tokens, and the part of it in the store."""
 
     prompt_tokens: int
     agent_tokens: int
     common_tokens: int
-    """The number of equal tokens at the start."""
+    """The number of tokens at the start that the prompt and the agent have in common."""
     expected: int | None
     """The agent's next token, or None."""
     got: int | None
     """The prompt's next token, or None."""
     present: tuple[bool, ...]
-    """True for each stored block of the common tokens."""
+    """For each block of the common tokens, True if the store has the block."""
     stored_tokens: int
-    """The tokens before the first missing block."""
+    """The number of tokens before the first missing block."""
 
     @property
     def n_missing(self) -> int:
-        """Number of blocks of the common tokens that the store lacks."""
+        """The number of blocks of the common tokens that the store lacks."""
         return len(self.present) - sum(self.present)
 
 
 def match_prompt(store: CacheStorePort, manifest: Manifest, prompt: Sequence[int]) -> PromptMatch:
-    """Compare `prompt` with the agent's tokens and with the stored blocks."""
+    """Compare `prompt` with the agent's tokens and with the blocks in the store."""
     tokens = manifest.token_ids
     common = common_prefix(tokens, prompt)
     # A block that matches only in part is useful up to the difference.

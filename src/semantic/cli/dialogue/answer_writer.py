@@ -51,7 +51,7 @@ class PlainWriter:
 
 
 class MarkdownWriter:
-    """Renders each complete Markdown block, and shows an incomplete one as plain text. Escapes
+    """Renders each complete Markdown block. Shows an incomplete block as plain text. Escapes
     control characters."""
 
     def __init__(self, console: Console) -> None:
@@ -131,7 +131,7 @@ def complete_blocks(text: str) -> tuple[str, str]:
 
 
 def answer_writer() -> AnswerWriter:
-    """Return the writer for stdout: Markdown for a terminal, else plain text."""
+    """Return the writer for stdout. It writes Markdown to a terminal, and else plain text."""
     if not sys.stdout.isatty():
         return PlainWriter()
     from rich.console import Console

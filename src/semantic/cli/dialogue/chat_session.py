@@ -49,8 +49,8 @@ class ChatSession:
         self._begun: tuple[Message, ...] | None = None
 
     def handle(self, line: str) -> bool:
-        """Carry out a command or send a message. Returns False after /exit. Raises SemanticError on
-        failure."""
+        """Carry out a command or send a message. Returns False after /exit. Raises SemanticError if
+        that fails."""
         text = line.strip()
         if not text:
             return True
@@ -70,9 +70,9 @@ class ChatSession:
             self._stream.cancel()
 
     def begin(self, system: str | None, *, new: bool) -> None:
-        """Continue the agent's stored conversation, unless `new`. Without one, begin with the
-        system message `system`. Raises InvalidRequestError if the stored conversation has another
-        system message."""
+        """Continue the agent's stored conversation, unless `new` is set. Without one, begin with
+        the system message `system`. Raises InvalidRequestError if the stored conversation has
+        another system message."""
         if new:
             self._agent.forget()
         name = show_name(self._agent.name)

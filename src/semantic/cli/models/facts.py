@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.model.description import ModelDescription
 
 AGENT_TOKENS = 32 * 1024
-"""The tokens of an agent when counting how many agents fit."""
+"""The length of an agent in tokens, to count how many agents fit."""
 
 _WEIGHTS = "*.safetensors"
 
@@ -31,7 +31,7 @@ Source = Literal["package", "folder", "hub's cache", "hub"]
 @dataclass(frozen=True, slots=True)
 class Place:
     """The place and size of a model's files. `folder` is None for a model on the hub. `missing` is
-    true for an incomplete model. `weights_bytes` is None if unknown."""
+    true if files are missing. `weights_bytes` is None if unknown."""
 
     name: str
     source: Source
@@ -44,8 +44,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The bytes that a model needs, and how many agents of 32k tokens fit. A token needs
-    `token_bytes`, an agent `fixed_bytes` besides."""
+    """The bytes that a model needs, and the number of agents of 32k tokens that fit. Each token of
+    an agent needs `token_bytes`, and each agent `fixed_bytes` in addition."""
 
     token_bytes: int
     fixed_bytes: int
@@ -59,7 +59,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model's place, kind and memory, or the `problem` with reading them."""
+    """A model's place, kind and memory. `problem` says why some of these facts are missing."""
 
     place: Place
     aliases: tuple[str, ...] = ()
@@ -118,8 +118,8 @@ def remote_facts(model: RemoteModel, pool_bytes: int | None) -> ModelFacts:
 
 
 def find_place(name: str) -> Place | None:
-    """Return the place of a model, or None for a hub id outside the cache. Raises
-    ModelNotFoundError if `name` is neither a folder nor a hub id."""
+    """Return the place of a model's files. Returns None for a hub id outside the hub's cache.
+    Raises ModelNotFoundError if `name` is neither a folder nor a hub id."""
     from semantic.adapters.mlx.model.provider import find_local
 
     model = model_of(name)

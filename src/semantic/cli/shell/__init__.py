@@ -1,1 +1,1 @@
-"""Help and completions, which a shell shows before a command runs."""
+"""The help and the completions that a shell shows before a command runs."""

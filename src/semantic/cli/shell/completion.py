@@ -15,9 +15,9 @@ from pathlib import Path
 import typer
 
 _MOST = 50
-"""Most completions to return."""
+"""The maximum number of completions to return."""
 _MOST_ENTRIES = 2000
-"""Most entries of the hub's cache to read."""
+"""The maximum number of folders in the hub's cache to look at."""
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:/+,-]*")
 _HUB_FOLDER = re.compile(r"models--(.+?)--(.+)")
 
@@ -37,7 +37,7 @@ def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Return names of models: aliases and the models in the hub's cache."""
+    """Return names of models. These are aliases and the models in the hub's cache."""
     from semantic.composition.engine_settings import DEFAULT_MODEL
 
     names = [DEFAULT_MODEL, *_aliases(), *sorted(_cached_models())]
@@ -72,7 +72,7 @@ def _cached_models() -> Iterator[str]:
 
 
 def _hub_cache() -> Path:
-    """Return the hub's cache folder without importing huggingface_hub, which is slow."""
+    """Return the hub's cache folder. Importing huggingface_hub for this would be slow."""
     if given := os.environ.get("HF_HUB_CACHE"):
         return Path(given)
     if given := os.environ.get("HF_HOME"):
