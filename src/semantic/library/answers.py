@@ -15,7 +15,7 @@ from semantic.domain.errors import BackendError
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A whole answer of `agent`. `finish_reason` is "stop", "length", "tool_calls" or "cancelled".
-    `stop_string` is the text that ended the answer, or None."""
+    `stop_string` is the stop text that ended the answer, or None."""
 
     agent: str
     message: Message
@@ -40,12 +40,12 @@ class Answer:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens in the prompt."""
+        """The number of tokens in the prompt."""
         return self.usage.prompt
 
     @property
     def cached_tokens(self) -> int:
-        """Number of prompt tokens from a cache."""
+        """The number of prompt tokens that came from a cache."""
         return self.usage.cached
 
     @property
@@ -59,8 +59,8 @@ class Answer:
 
 
 class AsyncAnswerStream:
-    """An answer as it arrives. Iterate over the stream for its text, or over `events` for all
-    events. See `AnswerStream` for the methods."""
+    """An answer as it arrives. Iterate over the stream for the answer's text, or over `events` for
+    all events. See `AnswerStream` for the methods."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class AsyncAnswerStream:
         answer: Callable[[], Answer | None],
         cancel: Callable[[], Awaitable[object]],
     ) -> None:
-        """`started` is the first event, `events` are the later ones. `answer` returns the whole
-        answer at the end; `cancel` ends `events`."""
+        """`started` is the first event, and `events` yields the later ones. `answer` returns the
+        whole answer after the last event. `cancel` ends `events`."""
         self._started: AnswerEvent | None = started
         self._events = events
         self._answer = answer
@@ -109,7 +109,7 @@ class AsyncAnswerStream:
 
 
 async def whole(stream: AsyncAnswerStream) -> Answer:
-    """Read a stream to its end and return its answer. Raises BackendError if the stream fails."""
+    """Read a stream to its end and return the answer. Raises BackendError if the stream fails."""
     async with stream:
         async for _ in stream.events():
             pass

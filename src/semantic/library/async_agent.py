@@ -46,7 +46,7 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 async def write_archive(path: Path, pieces: AsyncIterable[bytes]) -> None:
-    """Write `pieces` to the file `path`, readable only by its owner. A failure leaves an earlier
+    """Write `pieces` to the file `path`, readable only by its owner. A failure leaves an existing
     file unchanged. Raises OperatorError if writing fails, and the errors of `pieces`."""
     with _named(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -63,8 +63,8 @@ async def write_archive(path: Path, pieces: AsyncIterable[bytes]) -> None:
 
 
 async def read_archive(path: Path) -> AsyncGenerator[bytes, None]:
-    """Yield a file in pieces of at most 1 MiB. Raises InvalidRequestError for an unreadable
-    file."""
+    """Yield the content of a file in pieces of at most 1 MiB. Raises InvalidRequestError for an
+    unreadable file."""
     try:
         with path.open("rb") as file:
             while piece := await asyncio.to_thread(partial(file.read, _PIECE_BYTES)):
@@ -82,7 +82,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 _TURNS_TO_CLOSE: Final = 32
-"""Iterations of the event loop that a dropped stream may need to close."""
+"""Iterations of the event loop in which a dropped stream closes."""
 
 
 class AsyncAgent:
@@ -239,7 +239,7 @@ class AsyncAgent:
 
     @asynccontextmanager
     async def _answering(self, *, keep: bool) -> AsyncGenerator[None, None]:
-        """Allow only one turn with `keep` at a time."""
+        """Allow only one turn at a time, except for turns without `keep`."""
         if not keep:
             yield
             return
@@ -251,7 +251,7 @@ class AsyncAgent:
             self._is_answering = False
 
     async def _require_idle(self) -> None:
-        """Raise InvalidRequestError while the agent answers. A dropped stream needs several
+        """Raise InvalidRequestError while the agent answers. A dropped stream first gets several
         iterations of the event loop to close."""
         for _ in range(_TURNS_TO_CLOSE):
             if not self._is_answering:

@@ -29,7 +29,7 @@ from semantic.serve import ServeSettings, adapted
 from semantic.serve_models import ResidentModels, load_resident
 
 _ALL_AGENTS: Final = 1 << 40
-"""A number of agents greater than any store has."""
+"""A number of agents that exceeds the number in any store."""
 
 
 class AsyncEngine:
@@ -65,7 +65,7 @@ class AsyncEngine:
     # Life
 
     async def start(self) -> None:
-        """Load the model; return once it can answer. Raises ModelNotFoundError,
+        """Load the model. Returns once the model can answer. Raises ModelNotFoundError,
         UnsupportedModelError, StoreError, and OperatorError if MLX is not usable."""
         async with self._changing:
             if self._loaded is None:
@@ -92,7 +92,7 @@ class AsyncEngine:
 
     @property
     def is_loaded(self) -> bool:
-        """True from the end of `start` until `close`."""
+        """True after `start` has ended and until `close` begins."""
         return self._loaded is not None
 
     @property
@@ -210,7 +210,7 @@ def serve_settings(
     max_context: int | None,
     adapters: Mapping[str, str | Path],
 ) -> list[ServeSettings]:
-    """Return the arguments of `AsyncEngine` as settings. The queue has no limit."""
+    """Return the arguments of `AsyncEngine` as settings. Any number of requests may wait."""
     if isinstance(model, Settings) and store is not False:
         raise InvalidRequestError("expected Settings or a store, got both")
     if isinstance(model, str):

@@ -14,8 +14,8 @@ from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
 
 Messages: TypeAlias = str | Sequence[Message | Mapping[str, object]]
-"""The user's next message as text, or a whole conversation as messages. A message may be a mapping
-with `role` and `content`."""
+"""The user's next message as text, or a whole conversation as a list of messages. A message may be
+a mapping with `role` and `content`."""
 
 
 class ChatOptions(TypedDict, total=False):
@@ -62,8 +62,8 @@ class Request:
 
 
 def conversation(messages: Messages) -> tuple[Message, ...]:
-    """Return messages in the domain's form. Raises InvalidRequestError for an empty or malformed
-    list."""
+    """Return messages in the domain's form. Raises InvalidRequestError for an empty list or a
+    malformed message."""
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequestError(f"expected a string or a list of messages, got {messages!r:.80}")
     return tuple(message_of(one) for one in messages)
@@ -90,8 +90,8 @@ def check_options(options: ChatOptions) -> None:
 def ask_for(
     agent: str, messages: Sequence[Message], options: ChatOptions, sampling: SamplingParams
 ) -> Ask:
-    """Return the request for an answer to `messages`. `sampling` has the model's defaults. Raises
-    InvalidRequestError for a value out of range."""
+    """Return the request for an answer to `messages`. `sampling` has the defaults of the model.
+    Raises InvalidRequestError for an option out of range."""
     schema = options.get("schema")
     chat = Chat(
         tuple(messages),

@@ -97,12 +97,12 @@ class Engine:
 
     @property
     def model(self) -> ServedModel:
-        """The model's names, context limit and default sampling parameters."""
+        """The names of the model, its context limit and its default sampling parameters."""
         return self._engine.model
 
     @property
     def models(self) -> Sequence[ServedModel]:
-        """The base model, then one model for each adapter."""
+        """The base model, followed by one model for each adapter."""
         return self._engine.models
 
     @overload
@@ -136,9 +136,9 @@ class Engine:
         model: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> Answer | AnswerStream:
-        """Answer an agent's next message (a text) or a whole conversation (messages). With
-        `stream`, iterate over the text as it arrives. `model` is as for `agent`; options and errors
-        are as for `Agent.chat`."""
+        """Answer an agent's next message, which is a text, or a whole conversation, which is a
+        list. With `stream`, iterate over the text as it arrives. `model` is as for `agent`. Options
+        and errors are as for `Agent.chat`."""
         asked = self.agent(agent, model=model)
         if stream:
             return asked.chat(messages, stream=True, **options)
@@ -147,25 +147,25 @@ class Engine:
     def run_batch(
         self, requests: Iterable[tuple[str, Messages] | Request], **options: Unpack[ChatOptions]
     ) -> list[Answer]:
-        """Answer many requests in one batch; return the answers in the same order. A request is a
-        pair of an agent's name and its messages, or a `Request`. Raises InvalidRequestError if two
-        requests name the same agent. Raises a failed request's error at the end."""
+        """Answer many requests in one batch. Returns the answers in the same order. A request is a
+        `Request`, or a pair of an agent's name and messages. Raises InvalidRequestError if two name
+        the same agent. A failed request raises its error at the end."""
         return self._loop.run(self._engine.run_batch(requests, **options))
 
     def count_tokens(self, messages: Messages) -> int:
-        """Return the number of prompt tokens of a message (a text) or a conversation (messages).
-        Raises InvalidRequestError for invalid messages, and without a chat template."""
+        """Return the number of prompt tokens of a message or of a whole conversation. Raises
+        InvalidRequestError for invalid messages, and if the model has no chat template."""
         return self._loop.run(self._engine.count_tokens(messages))
 
     def agent(self, name: str, *, system: str | None = None, model: str | None = None) -> Agent:
-        """Return the agent `name`, which may be new. `model` is one of `models`, by default the
-        base model. Raises ModelNotFoundError for an unknown model, and InvalidRequestError for an
-        invalid name or a different system message."""
+        """Return the agent `name`, which may be new. `model` is one of `models`. By default it is
+        the base model. Raises ModelNotFoundError for an unknown model, and InvalidRequestError for
+        an invalid name or a different system message."""
         return Agent(self._engine.agent(name, system=system, model=model), self._loop)
 
     def agents(self, model: str | None = None) -> Sequence[AgentSummary]:
-        """Return all agents of a model that have had a turn. Agents with a request come first, then
-        the last used."""
+        """Return all agents of a model that have had a turn. Agents with a request come first. The
+        other agents follow, last used first."""
         return self._loop.run(self._engine.agents(model))
 
     def stores(self) -> Sequence[StoreStats]:
@@ -175,9 +175,9 @@ class Engine:
     def import_agent(
         self, path: str | Path, name: str | None = None, *, model: str | None = None
     ) -> Agent:
-        """Import an agent from a file that `Agent.export` wrote. Import only trusted files:
-        checksums do not detect forged contents. Raises InvalidRequestError if the name is taken or
-        the file is damaged, and CapacityError if the store lacks space."""
+        """Import an agent from a file that `Agent.export` wrote. Import only files that you trust,
+        because checksums do not detect forged contents. Raises InvalidRequestError if the name is
+        taken or the file is damaged, and CapacityError if the store lacks space."""
         work = self._engine.import_agent(path, name, model=model)
         return Agent(self._loop.run(work), self._loop)
 
@@ -241,12 +241,12 @@ class Agent:
         return self._loop.run(self._agent.cached_tokens())
 
     def info(self) -> AgentDetail:
-        """Return the agent's tokens, bytes, parent and blocks. Raises AgentNotFoundError for an
-        agent without a turn."""
+        """Return facts about the agent, such as its tokens, bytes and blocks. Raises
+        AgentNotFoundError for an agent without a turn."""
         return self._loop.run(self._agent.info())
 
     def why(self) -> str:
-        """Return a text that says how much of the last prompt the cache had, and why not more.
+        """Return a sentence about how much of the last prompt the cache had, and why not more.
         Raises AgentNotFoundError for an agent without a turn."""
         return self._loop.run(self._agent.why())
 
@@ -256,13 +256,13 @@ class Agent:
         return Agent(self._loop.run(self._agent.fork(name)), self._loop)
 
     def pin(self, *, pinned: bool = True) -> None:
-        """Exempt the agent's blocks from eviction, or not with `pinned=False`. Raises
-        AgentNotFoundError for an agent without a turn."""
+        """Exempt the agent's blocks from eviction. `pinned=False` allows their eviction again.
+        Raises AgentNotFoundError for an agent without a turn."""
         self._loop.run(self._agent.pin(pinned=pinned))
 
     def export(self, path: str | Path) -> int:
-        """Write the agent with its cache to a file for another machine; return the file's size in
-        bytes. The file contains the whole conversation, readable only by its owner. Raises
+        """Write the agent and its cache to a file for another machine. Returns the file's size in
+        bytes. The file contains the whole conversation; only its owner may read it. Raises
         AgentNotFoundError for an agent without a turn, and OperatorError if writing fails."""
         return self._loop.run(self._agent.export(path))
 
@@ -273,8 +273,8 @@ class Agent:
 
 
 class AnswerStream:
-    """An answer as it arrives. Iterate over the stream for its text, or over `events` for all
-    events. The end of a `with` block cancels an unfinished answer."""
+    """An answer as it arrives. Iterate over the stream for the answer's text, or over `events` for
+    all events. The end of a `with` block cancels an unfinished answer."""
 
     def __init__(self, stream: AsyncAnswerStream, loop: _LoopThread) -> None:
         self._stream = stream
@@ -290,11 +290,11 @@ class AnswerStream:
         return _Items(self._stream.events(), self._loop)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the text in pieces. Raises BackendError if the answer fails."""
+        """Iterate over the answer's text in pieces. Raises BackendError if the answer fails."""
         return _Items(self._stream.__aiter__(), self._loop)
 
     def cancel(self) -> None:
-        """End the answer at the next step. Returns at once. A signal handler may call this."""
+        """End the answer at the engine's next step. Returns at once, also in a signal handler."""
         self._loop.begin(self._stream.cancel())
 
     def close(self) -> None:
@@ -322,8 +322,8 @@ class _LoopThread:
         return self._is_closed
 
     def run(self, work: Coroutine[object, object, T]) -> T:
-        """Run `work` on the loop and return its result. An interrupt cancels it. Raises
-        BackendError if the loop closes before the end."""
+        """Run `work` on the event loop and return its result. An interrupt cancels `work`. Raises
+        BackendError if the loop closes before the end of `work`."""
         future = self._begun(work)
         try:
             return future.result()
@@ -335,7 +335,7 @@ class _LoopThread:
             future.cancel()
 
     def begin(self, work: Coroutine[object, object, None]) -> None:
-        """Start `work` and return at once. Raises BackendError once the loop is closed."""
+        """Start `work` on the loop and return. Raises BackendError once the loop is closed."""
         self._begun(work)
 
     def close(self) -> None:
@@ -363,8 +363,8 @@ async def _cancel_others() -> None:
 
 
 class _Items(Iterator[T]):
-    """Iterates over an asynchronous generator on the loop. A class, because the `finally` of a
-    generator could wait for the loop on the loop's own thread."""
+    """Iterates over an asynchronous generator on the loop. A generator would not do, because its
+    `finally` could wait for the loop on the loop's own thread."""
 
     def __init__(self, items: AsyncGenerator[T, None], loop: _LoopThread) -> None:
         self._items = items
