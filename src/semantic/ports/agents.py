@@ -1,6 +1,6 @@
 """The agents of a served model: list, show, fork, pin, delete and move them.
 
-A call does not see other tenants' agents. Calls run on an event loop and never block it.
+A call sees only the agents of its own tenant. Calls run on an event loop and never block it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from semantic.domain.match import MatchReport
 from semantic.domain.stored import Manifest
 
 Check = Callable[[], None]
-"""Called before each piece of work. An exception ends the work."""
+"""Called before each part of the work. An exception ends the work."""
 
 
 class OutgoingArchive(Protocol):
-    """An archive of an agent, ready to send."""
+    """An archive of an agent that is ready to be sent."""
 
     @property
     def n_bytes(self) -> int:
-        """Total bytes of all pieces."""
+        """The total size of all pieces in bytes."""
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the archive's bytes in order, in pieces of at most 1 MiB. Raises StoreError if the
@@ -29,37 +29,37 @@ class OutgoingArchive(Protocol):
 
 
 class IncomingArchive(Protocol):
-    """An archive that arrives in pieces. Before `put`, the store has none of it."""
+    """An archive that arrives in pieces. The store has no part of it before `put`."""
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes. Raises InvalidRequestError if they cannot belong to an archive, and
-        CapacityError if the disk lacks space."""
+        """Add the next bytes to the archive. Raises InvalidRequestError if they cannot belong to an
+        archive, and CapacityError if the disk lacks space."""
 
     def put(self, tenant: bytes, name: str | None, check: Check) -> Manifest:
-        """Verify the archive and store its agent as `name`, by default its own name. A failure
-        stores nothing. Raises InvalidRequestError for a damaged archive, and CapacityError if the
-        store lacks space."""
+        """Verify the archive, and store its agent as `name` or by default under its own name. A
+        failure stores nothing. Raises InvalidRequestError for a damaged archive, and CapacityError
+        if the store lacks space."""
 
     def close(self) -> None:
-        """Delete the received bytes."""
+        """Delete the received bytes of the archive."""
 
 
 class ExchangePort(Protocol):
-    """Writes and reads archives of one model's agents. Thread-safe."""
+    """Writes and reads archives of the agents of one model. Thread-safe."""
 
     def export(self, manifest: Manifest, check: Check) -> OutgoingArchive:
-        """Read and check each stored block of an agent, then return an archive of them."""
+        """Read and check each stored block of an agent. Return an archive with these blocks."""
 
     def receive(self, accept: Callable[[str], None]) -> IncomingArchive:
-        """Begin to receive an archive. Calls `accept` with the agent's name before each phase; an
-        exception refuses the archive."""
+        """Begin to receive an archive. Calls `accept` with the agent's name before each phase. An
+        exception from `accept` refuses the archive."""
 
 
 RequestState = Literal["queued", "prefill", "decode"]
 AgentState = Literal["idle", "queued", "prefill", "decode"]
 
 Place = Literal["pool", "memory", "disk", "remote", "missing"]
-"""The fastest place of a block; "missing" after its eviction."""
+"""The fastest place that has a block. It is "missing" after the block's eviction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,55 +70,55 @@ class TenantId:
 
 
 Tenant: TypeAlias = str | TenantId
-"""A tenant's own name, or its id."""
+"""The name of a tenant itself, or the tenant's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSummary:
-    """An agent after its last turn. Before its first turn, `last_used` and `match` are None."""
+    """An agent after its last turn. `last_used` and `match` are None before the first turn."""
 
     id: str
     model: str
     state: AgentState
     tokens: int
-    """Length of its history."""
+    """The number of tokens in its history."""
     blocks: Mapping[Place, int]
-    """Number of its blocks in each place."""
+    """The number of its blocks in each place."""
     n_bytes: int
-    """Size of its stored blocks."""
+    """The size of its stored blocks in bytes."""
     shared_bytes: int
-    """The part of `n_bytes` that other agents share."""
+    """The part of `n_bytes` that other agents also use."""
     pool_bytes: int
-    """Size of its cache in the pool."""
+    """The size of its cache in the pool, in bytes."""
     pinned: bool
     turns: int
-    """Turns since its creation."""
+    """The number of its turns."""
     parent: str | None = None
-    """The agent that started it, or a fork's source."""
+    """The agent that started it or from which it was forked."""
     last_used: float | None = None
-    """Unix time of its last save."""
+    """The Unix time of its last save."""
     match: MatchReport | None = None
     """The report on its last prompt."""
     session: str | None = None
-    """From the client's headers, like `client`."""
+    """The session in the client's headers. `client` comes from the headers too."""
     client: str | None = None
     children: tuple[str, ...] = ()
-    """Agents with this one as parent."""
+    """The agents that have this agent as parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentBlock:
-    """Tokens `start` to `stop` of an agent's history."""
+    """A block of an agent's history, from token `start` to token `stop`."""
 
     start: int
     stop: int
     hash: str
-    """In hexadecimal."""
+    """The block's hash in hexadecimal."""
     place: Place
     n_bytes: int
     shared: bool
     checkpoint: bool
-    """True if the store has all that resuming after the block needs."""
+    """True if the store has everything needed to resume after the block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class AgentFilter:
     parent: str | None = None
 
     def accepts(self, name: str, state: AgentState, parent: str | None, *, pinned: bool) -> bool:
-        """Return True if the filter selects an agent with these values."""
+        """Return True if the filter selects an agent with these properties."""
         return (
             name.startswith(self.prefix or "")
             and self.pinned in {None, pinned}
@@ -151,8 +151,8 @@ class AgentFilter:
 
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
-    """A request in the engine. `seconds` is its age. `read_tokens` of its prompt are in its cache;
-    `cached_tokens` of them were reused."""
+    """A request in the engine. `seconds` is its age. `read_tokens` of its prompt are in its cache.
+    `cached_tokens` of these came from an earlier cache."""
 
     uid: str
     agent_id: str
@@ -169,7 +169,7 @@ class RunningRequest:
 
 @dataclass(frozen=True, slots=True)
 class AgentPage:
-    """One page of a list of agents. `has_more` is true if agents follow after `last`."""
+    """One page of a list of agents. `has_more` is true if more agents follow after `last`."""
 
     agents: tuple[AgentSummary, ...]
     has_more: bool
@@ -179,7 +179,7 @@ class AgentPage:
 @dataclass(frozen=True, slots=True)
 class AgentArchive:
     """An agent as a stream of `n_bytes` bytes. Iterating `pieces` raises StoreError if the store
-    loses a block. The caller calls `close` once."""
+    loses a block. The caller must call `close` once."""
 
     n_bytes: int
     pieces: AsyncGenerator[bytes, None]
@@ -200,17 +200,17 @@ class AgentsPort(Protocol):
         """Return the sorted ids of all tenants with an agent or a request."""
 
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
-        """Return the requests of a tenant in order of arrival. None means all tenants."""
+        """Return the requests of a tenant in the order of their arrival. None means all tenants."""
 
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
-        """End a request at the next step; the cache keeps its tokens. None means a request of any
-        tenant. Returns False for an unknown request."""
+        """End a request at the next step. The cache keeps the request's tokens. If `tenant` is
+        None, any tenant's request may end. Returns False for an unknown request."""
 
     async def page(
         self, tenant: Tenant, limit: int, after: str | None = None, only: AgentFilter = EVERY_AGENT
     ) -> AgentPage:
-        """Return at most `limit` agents, last saved first, after the agent `after`. The first page
-        begins with agents in their first turn. Raises AgentNotFoundError if `after` is not
+        """Return at most `limit` agents that follow the agent `after`, last saved first. The first
+        page begins with agents in their first turn. Raises AgentNotFoundError if `after` is not
         stored."""
 
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
@@ -221,19 +221,19 @@ class AgentsPort(Protocol):
         `new_id` exists, or before the first turn of `agent_id` has ended."""
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
-        """Exempt the agent's blocks from eviction, or not. Raises InvalidRequestError before its
-        first save, and PinLimitError if the tenant has pinned too much."""
+        """Exempt the agent's blocks from eviction, or undo this. Raises InvalidRequestError before
+        the agent's first save, and PinLimitError if the tenant has pinned too much."""
 
     async def forget(self, agent_id: str, tenant: Tenant) -> None:
         """Delete the agent. Raises InvalidRequestError while the agent has a request."""
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
-        """Return an archive of the agent as of its last saved turn. Raises OverloadedError during
-        too many exports."""
+        """Return an archive of the agent as of its last saved turn. Raises OverloadedError if too
+        many exports are in progress."""
 
     async def import_(
         self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None
     ) -> AgentSummary:
-        """Create the archive's agent as `name`, by default its own name. A failure stores nothing.
-        Raises InvalidRequestError for a taken name or a damaged archive, CapacityError if the store
-        lacks space, and OverloadedError during another import."""
+        """Create the archive's agent as `name`, or by default under its own name. A failure stores
+        nothing. Raises InvalidRequestError for a taken name or a damaged archive, CapacityError if
+        the store lacks space, and OverloadedError during another import."""

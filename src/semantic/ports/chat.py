@@ -12,8 +12,8 @@ from semantic.domain.grammar import Grammar
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Texts before and after a part of an answer. With an empty `end`, the part ends with the
-    answer."""
+    """The texts before and after a part of an answer, such as reasoning. If `end` is empty, the
+    part extends to the end of the answer."""
 
     start: str
     end: str
@@ -30,120 +30,120 @@ class RenderedChat:
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
-    """The part of a tool call before its arguments. White space may surround each text."""
+    """The form of a tool call before its arguments. White space may surround each text."""
 
     before: tuple[str, ...]
     name: re.Pattern[str]
-    """Matches the tool's name, in the group "name"."""
+    """Matches the text with the tool's name. The name is in the group "name"."""
     starts_name: re.Pattern[str]
-    """Matches an unfinished name."""
+    """Matches the text with an unfinished name."""
     after: tuple[tuple[str, ...], ...] = ()
     begin: tuple[str, ...] = ()
-    """Texts of which one begins the arguments."""
+    """Texts that begin the arguments. Each call has one of them."""
     quoted: bool = False
     """True if the name is a JSON string."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallTags:
-    """How a tool call writes its arguments in tags."""
+    """The form of a tool call's arguments as tags."""
 
     start: str
-    """The beginning of an argument."""
+    """The text before an argument."""
     key: re.Pattern[str]
-    """Matches an argument's key, in the group "key", and the value's type, in the group "kind"."""
+    """Matches an argument's key in the group "key", and the value's type in "kind"."""
     key_end: str
-    """The text between key and value."""
+    """The text between an argument's key and value."""
     end: str
-    """The end of an argument: its last occurrence before the next argument."""
+    """The text after an argument. Only its last occurrence before the next argument counts."""
     call_end: str = ""
-    """The end of the arguments; "" if the call's end mark ends them."""
+    """The text that ends the arguments. It is "" if the end mark of the call ends them."""
     trims: Literal["line", "nothing"] = "nothing"
-    """Line breaks to remove around a value."""
+    """The line breaks to remove around a value."""
     wrap: tuple[str, str] = ("", "")
-    """Marks that may surround a value."""
+    """Marks that may surround an argument's value."""
     untyped_is_text: bool = True
     """True if a value without a type is text, not JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallList:
-    """How a tool call writes its arguments as a list with commas."""
+    """The form of a tool call's arguments as a list with commas."""
 
     key: re.Pattern[str]
-    """Matches an argument's key, in the group "key"."""
+    """Matches an argument's key. The key is in the group "key"."""
     separator: str
-    """The text between key and value."""
+    """The text between an argument's key and value."""
     quotes: tuple[str, ...]
-    """The marks around a string."""
+    """The quotation marks around a string."""
     close: str
     """The text after the last argument."""
     opening: str = ""
-    """Opening brackets, in the order of `closing`."""
+    """The opening brackets, in the order of `closing`."""
     closing: str = ""
     escapes: bool = False
-    """True if strings may contain Python's escapes."""
+    """True if strings may contain escapes as in Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSpelling:
-    """How a model writes a tool call, apart from a JSON object with the tool's name."""
+    """The form of a model's tool calls, if it is not a JSON object with the tool's name."""
 
     head: CallHead | None = None
     arguments: CallTags | CallList | None = None
-    """The form of the arguments; None means JSON."""
+    """The form of the arguments. None means JSON."""
     between: tuple[str, ...] = ()
-    """Texts that may end a call."""
+    """Texts that may stand at the end of a call."""
     json_head: CallHead | None = None
-    """Another head, with JSON arguments after it."""
+    """The form before the arguments of calls whose arguments are JSON."""
     ends: tuple[str, ...] = ()
-    """Texts that may end the last call."""
+    """Texts that may stand at the end of the last call."""
     in_list: bool = False
     """True if calls occur only in a list."""
     unmarked: str = ""
-    """Begins a call without the start mark, at the beginning of a line."""
+    """The text that begins a call without a start mark. The text is at the beginning of a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """An answer made of messages, each with a header that names its kind."""
+    """The form of an answer that consists of messages. A header names the kind of each message."""
 
     starts: tuple[str, ...]
     """Texts that begin a header."""
     end: str
-    """The end of a header."""
+    """The text that ends a header."""
     ends: tuple[str, ...]
     """Texts that end a message."""
     thought: re.Pattern[str]
-    """Matches the header of reasoning."""
+    """Matches a header of reasoning."""
     call: re.Pattern[str]
-    """Matches the header of a tool call, with the tool's name in the group "name"."""
+    """Matches a header of a tool call. The tool's name is in the group "name"."""
     begins: tuple[str, ...]
-    """Texts that begin a header's words."""
+    """Texts that begin the words of a header."""
     known: re.Pattern[str]
     """Matches an unfinished header."""
     following: str
-    """Begins each message after the first."""
+    """The text that begins each message after the first."""
     answer: str
-    """The header of an answer's text."""
+    """The header of the text of an answer."""
     remark: str
-    """The header of a text before a call."""
+    """The header of a text that precedes a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a grammar makes a model write a tool call. In its texts, $name is the tool's name and
-    $quoted the name as JSON. The model chooses a $number and an $id."""
+    """How a grammar makes a model write a tool call. In the texts, $name is the tool's name, and
+    $quoted is the name as JSON. The model chooses a $number and an $id."""
 
     before: str = '{"name": $quoted, "arguments": '
-    """The text before the arguments, which are JSON."""
+    """The text before the arguments. The arguments are JSON."""
     after: str = "}"
     several: Literal["marked", "within", "listed"] = "marked"
-    """The form of several calls: marks around each call, marks around all calls, or a list."""
+    """How several calls are marked: each call by itself, all calls together, or as a list."""
 
 
 OBJECTS: Final = CallForm()
-"""Calls as JSON objects with name and arguments."""
+"""The form of calls as JSON objects with a name and arguments."""
 
 
 class ChatFormat(Protocol):
@@ -151,11 +151,11 @@ class ChatFormat(Protocol):
 
     @property
     def thought_marks(self) -> Marks | None:
-        """The marks of reasoning, or None without marks."""
+        """The marks of reasoning. None means that the model does not mark reasoning."""
 
     @property
     def thought_end_tokens(self) -> tuple[int, ...]:
-        """The tokens of the end mark of reasoning; empty without marks."""
+        """The tokens of the mark after reasoning. Empty if the model does not mark reasoning."""
 
     @property
     def call_marks(self) -> Marks:
@@ -171,7 +171,7 @@ class ChatFormat(Protocol):
 
     @property
     def silent_marks(self) -> tuple[str, ...]:
-        """Marks without meaning around an answer's text."""
+        """Marks around an answer's text that mean nothing."""
 
     @property
     def bare_calls(self) -> bool:
@@ -182,14 +182,14 @@ class ChatFormat(Protocol):
         """The model's own form of tool calls, or None for JSON objects with the tool's name."""
 
     def render(self, chat: Chat) -> RenderedChat:
-        """Render the conversation with the model's template. Tools become text if the template does
-        not support them. Raises InvalidRequestError if the template refuses the messages."""
+        """Render the conversation with the model's chat template. If the template does not support
+        tools, they become text. Raises InvalidRequestError if the template refuses the messages."""
 
     def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
-        """Render the end of an answer and the messages after the first `n_messages`, of which the
-        answer is the last. Returns None if answers end without a token. Raises InvalidRequestError
-        if the template refuses the messages."""
+        """Render the messages after the first `n_messages`, and the end of the answer before them.
+        Returns None if the end of an answer is not a token. Raises InvalidRequestError if the
+        template refuses the messages."""
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
-        """Return the grammar of an answer to `chat`, or None for a free answer. Raises
+        """Return the grammar of an answer to `chat`. Returns None if the answer is free. Raises
         InvalidRequestError for a schema that cannot become a grammar."""

@@ -15,8 +15,8 @@ Vector: TypeAlias = "array[float]"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel:
-    """The embedding model of a server. Lists show its `names`, the id first; requests may also use
-    its `aliases`. A text may have `max_tokens` tokens. `created` is Unix time in seconds."""
+    """The embedding model of a server. Lists show its `names`, the id first. Requests may also use
+    its `aliases`. `max_tokens` is the limit of a text. `created` is Unix time in seconds."""
 
     names: tuple[str, ...]
     dimensions: int
@@ -36,8 +36,8 @@ class EmbeddingModel:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The vectors of texts, in order, and the number of tokens. `computed` of them were not in the
-    cache."""
+    """The vectors of texts, in the order of the texts, and the number of tokens. `computed` of the
+    tokens were not in the cache."""
 
     vectors: tuple[Vector, ...]
     tokens: int
@@ -60,17 +60,17 @@ class EmbeddingPort(Protocol):
         truncate: bool = False,
         keep: bool = True,
     ) -> Embedded:
-        """Return the vectors of `texts`, cut to `dimensions` numbers and scaled to length 1.
-        `truncate` cuts a text that is too long. Raises InvalidRequestError for an empty text or too
-        many dimensions, ContextOverflowError for a text that is too long, and OverloadedError."""
+        """Return the vectors of `texts`, cut to `dimensions` numbers and scaled to length 1. With
+        `truncate`, cuts long texts. Raises InvalidRequestError for an empty text or too many
+        dimensions, ContextOverflowError for a long text, and OverloadedError."""
 
 
 class EmbeddingRun(Protocol):
-    """The computation of one batch, on the computing thread."""
+    """The computation of one batch of texts. Runs on the computing thread."""
 
     def step(self) -> tuple[Vector, ...] | None:
-        """Compute one chunk. Returns all vectors after the last chunk, and None before. Raises
-        BackendError."""
+        """Compute one chunk of the batch. Returns all vectors after the last chunk, and None after
+        any other chunk. Raises BackendError."""
 
 
 class Embedder(Protocol):
@@ -78,25 +78,25 @@ class Embedder(Protocol):
 
     @property
     def dimensions(self) -> int:
-        """The length of the model's vectors."""
+        """The number of dimensions of the model's vectors."""
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of a text, with special tokens."""
+        """The maximum number of tokens in a text, including special tokens."""
 
     @property
     def model_id(self) -> str:
-        """An id of the model: other vectors mean another id."""
+        """An id of the model. Models with different vectors have different ids."""
 
     @property
     def max_characters(self) -> int:
-        """A longer text always exceeds `max_tokens`."""
+        """The number of characters above which a text always exceeds `max_tokens`."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of `text` with special tokens. Thread-safe."""
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Return `tokens`, cut at the end to `max_tokens`. The special tokens stay."""
+        """Return `tokens` without its end, if it exceeds `max_tokens`. The special tokens stay."""
 
     def start(self, batch: Sequence[tuple[int, ...]]) -> EmbeddingRun:
         """Begin to compute a batch of texts, given as tokens. Call this on the computing thread."""

@@ -27,8 +27,8 @@ EngineEvent = TokenEvent | PrefillEvent | CompletedGeneration
 
 
 class GenerationEnginePort(Protocol):
-    """Generates for many agents in one batch. Any thread may call `submit` and `cancel`, one thread
-    the other methods."""
+    """Generates for many agents in one batch. Any thread may call `submit` and `cancel`. Only one
+    thread may call the other methods."""
 
     def submit(
         self,
@@ -58,24 +58,24 @@ class GenerationEnginePort(Protocol):
         """End a request at the next step. Returns False for an unknown request."""
 
     def step(self) -> Iterator[CompletedGeneration]:
-        """Run until no request remains, and yield each finished generation. The caller may submit
-        requests meanwhile, or stop the iteration and call this again."""
+        """Run until all requests have finished, and yield each finished generation. The caller may
+        submit requests meanwhile. It may also stop the iteration and call this again."""
 
     def step_once(self) -> list[EngineEvent]:
-        """Run exactly one step and return its events. A step admits waiting requests, prefills
-        chunks up to the budget, and decodes one token per request."""
+        """Run exactly one step and return the step's events. A step admits waiting requests,
+        prefills chunks up to the budget, and decodes one token per request."""
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Slices = Generator[Future[object] | None, None, T]
-"""Work in slices. A yielded future must be done before the next slice begins. Calling `close` ends
-the work."""
+"""Work that is done in slices. A yielded future must be done before the next slice begins. Calling
+`close` ends the work."""
 
 
 def at_once(work: Slices[T]) -> T:
-    """Do all of `work` in one call and return the result. Raises its errors."""
+    """Do all slices of `work` in one call and return the result. Raises the errors of `work`."""
     while True:
         try:
             awaited = next(work)
@@ -87,7 +87,7 @@ def at_once(work: Slices[T]) -> T:
 
 
 def done_at_once(work: Callable[P, Slices[T]]) -> Callable[P, T]:
-    """Return a function that does all of `work` in one call."""
+    """Return a function that does all slices of `work` in one call."""
 
     @functools.wraps(work)
     def run(*args: P.args, **named: P.kwargs) -> T:
@@ -107,24 +107,24 @@ class Detokenizer(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Converts text to token ids and back. Stateless."""
+    """Converts text to token ids and token ids to text. Stateless."""
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
+        """The tokens that end an answer."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`. `add_special_tokens` adds those that begin a prompt."""
+        """Return the token ids of `text`. `add_special_tokens` adds ids that begin a prompt."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of `tokens`. An incomplete character becomes U+FFFD."""
 
     def text_of(self, token: int) -> str:
-        """Return the text of `token` within a text."""
+        """Return the text that `token` has inside a text."""
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
-        """Return a detokenizer for tokens after `after`. Its pieces add up to the text that
-        `decode` returns."""
+        """Return a detokenizer for the tokens that follow `after`. The texts that it returns add up
+        to the text from `decode`."""
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
@@ -135,17 +135,17 @@ class Tokenizer(Protocol):
 
 class BodyTarget(Protocol):
     """Memory for one block's body in a sequence. One thread calls either `put`, or `open` and then
-    `close`. The sequence may already be closed."""
+    `close`. This is safe after the sequence is closed."""
 
     def put(self, body: bytes | memoryview) -> None:
-        """Store the whole body. Raises BackendError."""
+        """Store the whole body of the block. Raises BackendError."""
 
     def open(self) -> list[memoryview]:
-        """Return memory for the body: one view per segment, with space for 256 tokens. Raises
-        BackendError."""
+        """Return memory for the body, as one view per segment. The memory has space for 256 tokens.
+        Raises BackendError."""
 
     def close(self, n_tokens: int = 0) -> None:
-        """Use `n_tokens` tokens of the written body, or none, and free the memory from `open`.
+        """Free the memory from `open`. The sequence keeps the first `n_tokens` tokens of the body.
         Idempotent. Raises BackendError."""
 
 
@@ -159,43 +159,43 @@ class BatchBackend(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids."""
+        """The number of token ids."""
 
     @property
     def best_chunk(self) -> int:
-        """Tokens per `prefill` call above which a token becomes no cheaper."""
+        """The number of tokens per `prefill` call above which a token does not become cheaper."""
 
     @property
     def peak_bytes(self) -> int:
-        """Peak memory of the last `prefill`, `prefill_together` or `score` in bytes, above the
-        level before; 0 if unknown."""
+        """The peak memory in bytes of the last `prefill`, `prefill_together` or `score`, above the
+        level before the call. 0 if unknown."""
 
     @property
     def returns_memory(self) -> bool:
         """True if the memory of freed blocks returns to the system by itself."""
 
     def return_memory(self, room: int) -> bool:
-        """Give the memory of freed blocks back to the system. Moving the used blocks may take at
-        most `room` bytes. Returns False if there is nothing to give back."""
+        """Give the memory of freed blocks back to the system. May take at most `room` bytes to move
+        the used blocks. Returns False if all freed memory is already back."""
 
     def cache_spec(self) -> ModelCacheSpec:
         """Return the description of a sequence's cache."""
 
     def set_aside(self, n_bytes: int) -> None:
-        """Announce that blocks need at most `n_bytes`. The backend may reserve them now."""
+        """Announce that all blocks need at most `n_bytes`. The backend may reserve them now."""
 
     def open(self, capacity: int) -> SequenceId:
-        """Open an empty sequence with memory for `capacity` tokens, a multiple of 256."""
+        """Open an empty sequence with memory for `capacity` tokens, which is a multiple of 256."""
 
     def restore(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> SequenceId:
         """Open a sequence with the first `length` tokens of `blocks`. With `exclusive`, the
-        sequence takes over their memory, which `capacity` includes. Raises CacheReconstructionError
-        if `blocks` lack the tokens."""
+        sequence takes over the memory of `blocks`; `capacity` includes their tokens. Raises
+        CacheReconstructionError if `blocks` lack the tokens."""
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
-        """Grow the sequence's memory to `capacity` tokens, a multiple of 256."""
+        """Grow the sequence's memory to `capacity` tokens. `capacity` is a multiple of 256."""
 
     def length(self, sequence: SequenceId) -> int:
         """Return the number of cached tokens of the sequence."""
@@ -204,27 +204,27 @@ class BatchBackend(Protocol):
         """Append the keys and values of `tokens` to the sequence's cache."""
 
     def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
-        """Return True if `prefill_together` can join `n_tokens` of the sequence with other prompts
+        """Return True if `prefill_together` can join `n_tokens` of the sequence and other prompts
         in one pass."""
 
     @property
     def pads_chunks(self) -> bool:
-        """True if chunks of a `side_by_side` pass may differ in length. Each costs as much as the
-        longest."""
+        """True if chunks of a `side_by_side` pass may differ in length. Each chunk then costs as
+        much as the longest one."""
 
     def side_by_side(self, sequence: SequenceId, n_tokens: int) -> bool:
-        """Return True if `prefill_together` can compute `n_tokens` beside chunks of other
-        sequences, which may save time."""
+        """Return True if `prefill_together` can compute `n_tokens` of the sequence beside chunks of
+        other sequences. This may save time."""
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
-        """Prefill several sequences in one forward pass. All chunks must satisfy `joins`, or all
-        `side_by_side`. Chunks side by side have equal lengths unless `pads_chunks`. After
-        BackendError no sequence has grown."""
+        """Prefill several sequences in one forward pass. Either all chunks satisfy `joins`, or all
+        satisfy `side_by_side`. Side by side, chunks have equal lengths unless `pads_chunks`. After
+        a BackendError all sequences have their old lengths."""
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
-        """Prefill at least two `tokens`, except the last. Returns the log-probability of each token
-        from the second on, with `n_top` alternatives. Raises NotFiniteError if one is not
-        finite."""
+        """Prefill `tokens` except the last one. There must be at least two. Returns the
+        log-probability of each token but the first, with `n_top` alternatives. Raises
+        NotFiniteError if a log-probability is not finite."""
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Raise InvalidRequestError for a `grammar` that token masks cannot represent.
@@ -238,21 +238,21 @@ class BatchBackend(Protocol):
         params: SamplingParams,
         drawn: int,
     ) -> None:
-        """Add a prefilled sequence to the decode batch, with `last_token` as its next input.
-        `history` has the earlier tokens; `drawn` counts the tokens sampled so far. `params.seed` is
-        set unless the request is greedy. `params.grammar` has passed `check_grammar`."""
+        """Add a prefilled sequence to the decode batch. Its next input is `last_token`. `history`
+        has the earlier tokens; `drawn` is the number of tokens sampled so far. `params.seed` is set
+        unless the request is greedy. `params.grammar` has passed `check_grammar`."""
 
     def decode(self) -> list[SampledToken]:
-        """Decode one new token per started sequence. A new sequence may return its first token one
-        step later. Each sequence needs capacity for one more token, a new one for two. If a grammar
-        fails or logits are not finite, only that sequence is affected."""
+        """Decode one new token per started sequence. A new sequence's first token may come one step
+        later. Each sequence needs capacity for one more token, a new one for two. A failed grammar
+        or logits that are not finite affect only their own sequence."""
 
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
-        """Move the cache of `sequence` into `blocks` and close the sequence, even on failure.
-        Returns the unused blocks, which have no memory."""
+        """Move the cache of `sequence` into `blocks` and close the sequence. A failure also closes
+        it. Returns the unused blocks, which have no memory."""
 
     def close(self, sequence: SequenceId) -> None:
-        """Free `sequence` and its memory, at any time."""
+        """Free `sequence` and its memory. Allowed at any time."""
 
     # Block bodies: the bytes of blocks in a store. Not for a sequence that is decoding.
 
@@ -260,38 +260,38 @@ class BatchBackend(Protocol):
         """Return how the backend divides a sequence's cache into blocks."""
 
     def pause(self, sequence: SequenceId) -> SampledToken | None:
-        """Remove `sequence` from the decode batch; it stays open with its cache. Returns the token
-        of the next `decode`, or None if it is unknown. The caller may start the sequence with this
-        token. Always returns a token that is not finite."""
+        """Remove `sequence` from the decode batch. It stays open with its cache. Returns the token
+        that `decode` would return next, or None if unknown. The caller may start the sequence with
+        this token. A token from logits that are not finite is always known."""
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
-        """Return a copy of the body of tokens `start` to `stop` of one block. `part` is FULL or
-        WINDOW. Raises BackendError if the layers lack these tokens."""
+        """Return a copy of the body of one block, from token `start` to token `stop`. `part` is
+        FULL or WINDOW. Raises BackendError if the layers lack these tokens."""
 
     def is_finite(self, part: Part, body: bytes) -> bool:
-        """Return True if an exported body has only finite values."""
+        """Return True if an exported block's body has only finite values."""
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
-        """Return what resuming `sequence` at its current length needs, besides its blocks. Resuming
-        needs only the WINDOW blocks that lie entirely inside the window."""
+        """Return the state needed to resume `sequence` at its current length, besides its blocks.
+        Resuming needs only the WINDOW blocks that are entirely inside the window."""
 
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
-        """Return one target per block for the bodies of tokens `start` to `stop`. `start` is a
-        multiple of 256. For FULL, `start` is the current length. The caller closes each used target
-        before `loaded`."""
+        """Return one target per block, for the bodies of tokens `start` to `stop`. `start` is a
+        multiple of 256. For FULL, `start` is the current length. The caller must close each used
+        target before it calls `loaded`."""
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
-        """Add the bodies from `loading` to the cache, which then has `length` tokens. `checkpoint`
-        is required if the layout needs it. Raises CacheReconstructionError for another model's
-        checkpoint, and undoes `loading`."""
+        """Add the block bodies from `loading` to the cache. The cache then has `length` tokens.
+        `checkpoint` is required if the layout needs one. Another model's checkpoint raises
+        CacheReconstructionError and undoes `loading`."""
 
 
 class GrammarProbe(Protocol):
-    """Compiles one grammar at a time, within limits."""
+    """Compiles one grammar at a time. Limits the time and memory of each compilation."""
 
     def problem(self, grammar: Grammar) -> str:
-        """Return why `grammar` is not usable, or "". Blocks. Raises CapacityError for an unfinished
-        check, and InvalidRequestError if the model cannot follow grammars."""
+        """Return the reason that `grammar` is not usable, or "". Blocks. Raises CapacityError for
+        an unfinished check, and InvalidRequestError if the model cannot follow grammars."""
 
     def stop(self) -> None:
         """Make a running call of `problem` end soon. Any thread may call this."""
@@ -307,29 +307,29 @@ class ModelProviderPort(Protocol):
         self, model_id: str, adapter: Path | None = None
     ) -> tuple[BatchBackend, Tokenizer]:
         """Load a model and its tokenizer, with the adapter in the folder `adapter`. Models from the
-        same files share weights. Raises ModelNotFoundError if that fails, and UnsupportedModelError
-        for an unsupported kind of cache."""
+        same files share weights. Raises ModelNotFoundError if loading fails, and
+        UnsupportedModelError for an unsupported kind of cache."""
 
     def load_in_slices(
         self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
     ) -> Slices[tuple[BatchBackend, Tokenizer]]:
-        """Do the work of `load_model` in slices. Raises WeightsTooLargeError if weights that no
-        loaded model shares exceed `max_bytes`."""
+        """Do the work of `load_model` in slices. Raises WeightsTooLargeError if the new weights
+        exceed `max_bytes`. Weights that a loaded model shares do not count."""
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         """Return the description of a sequence's cache."""
 
 
 class StepObserver(Protocol):
-    """Observes the duration of an engine's steps. Called on the engine's thread; must return at
-    once."""
+    """Observes the duration of an engine's steps. The engine's thread calls this, so it must return
+    at once."""
 
     def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:
-        """Record a step of `seconds`. `n_decoding` requests decoded; `prefilled` is true if prompts
-        were computed too."""
+        """Record a step that took `seconds`. In the step, `n_decoding` requests decoded.
+        `prefilled` is true if the step also computed prompts."""
 
 
 class Clock(Protocol):
-    """Returns seconds from an arbitrary start. Never goes back."""
+    """Returns seconds from an arbitrary start. The seconds never decrease."""
 
     def __call__(self) -> float: ...

@@ -1,5 +1,5 @@
-"""The models of a server, not all of them loaded. Methods run on an event loop and never block
-it."""
+"""The models of a server. Only some of them are loaded. Methods run on an event loop and never
+block the loop."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class ModelStatus:
     served: ServedModel
     state: ModelState
     n_bytes: int
-    """Size of its weights and its pool. Shared weights count once."""
+    """The size of its weights and its pool in bytes. Weights that models share count once."""
     running: int
     waiting: int
-    """Requests that wait until the model is loaded."""
+    """The number of requests that wait until the model is loaded."""
     pinned: bool
     expires_in: float | None
-    """Seconds until an idle model unloads; None means never or unknown."""
+    """Seconds until the idle model unloads. None means never or unknown."""
     idle_for: float | None = None
-    """Seconds without a request, or None."""
+    """Seconds since its last request, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """The progress of a download: `n_bytes` of `total_bytes`. `version` identifies the contents."""
+    """The progress of a download: `n_bytes` of `total_bytes`. `version` is the files' version."""
 
     version: str
     n_bytes: int
@@ -47,19 +47,19 @@ class ModelsPort(Protocol):
     """The models of a server. Methods raise ModelNotFoundError for an unknown name."""
 
     def serving_of(self, name: str | None = None) -> ServingPort:
-        """Return the model `name`. A request loads it if necessary."""
+        """Return the model `name`. Loads the model if necessary."""
 
     def agents_of(self, name: str | None = None) -> AgentsPort:
-        """Return the agents of a model. `requests` lists the requests of all models."""
+        """Return a model's agents. Their method `requests` lists the requests of all models."""
 
     def statuses(self) -> Sequence[ModelStatus]:
-        """Return the status of every model, in order."""
+        """Return the status of every model, in the order of the models."""
 
     def status(self, name: str) -> ModelStatus:
         """Return the status of one model."""
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """Set after how many seconds without a request the model unloads. None means never."""
+        """Set the seconds without a request after which the model unloads. None means never."""
 
     def load(self, name: str) -> Coroutine[object, object, ModelStatus]:
         """Load the model if necessary. Raises ModelLoadError and OverloadedError."""
@@ -68,6 +68,6 @@ class ModelsPort(Protocol):
         """Unload the model once its requests have finished. A new request loads it again."""
 
     def fetch(self, hub_id: str, on_arrived: OnArrived) -> Coroutine[object, object, ModelStatus]:
-        """Download a hub model and serve it. One download runs at a time. A cancellation stops it;
-        the next call continues it. Raises ModelNotFoundError, InvalidRequestError for a model that
-        does not fit, and OperatorError if the download fails."""
+        """Download a model from the hub and serve it. One download runs at a time. A cancelled
+        download continues at the next call. Raises ModelNotFoundError, InvalidRequestError for a
+        model that does not fit, and OperatorError if the download fails."""

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 
 class Op(IntEnum):
-    """Kinds of frames. A member without a comment is a call of `BatchBackend`."""
+    """Kinds of frames. A kind without a comment is a call of `BatchBackend`."""
 
     BEAT = auto()  # either way: the sender is alive
     END = auto()  # from rank 0: the work has ended
@@ -48,7 +48,7 @@ Data = bytes | bytearray | memoryview
 
 
 class Frame(NamedTuple):
-    """One message between two ranks. `number` identifies its call."""
+    """One message between two ranks. `number` identifies the call that it belongs to."""
 
     op: Op
     number: int
@@ -57,7 +57,7 @@ class Frame(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The data of the frame as text."""
+        """The bytes of the frame as text."""
         return bytes(self.data).decode()
 
 
@@ -70,32 +70,32 @@ class Pins(Protocol):
 
 
 class MappedPort(Protocol):
-    """Memory of rank 0 that this process maps, in numbered pieces. One thread adds and drops
-    pieces; others use them."""
+    """Memory of rank 0 that this process maps, in numbered pieces. One thread adds and drops the
+    pieces. Other threads use them."""
 
     driver: Pins | None
-    """Pins the memory that the device needs to access."""
+    """Pins the mapped memory that the device needs to access."""
 
     def add(self, number: int, descriptor: int, n_bytes: int) -> None:
-        """Map a piece of memory and close its `descriptor`. After a failure, `view` raises the
+        """Map a piece of memory and close its `descriptor`. If this fails, `view` raises the
         error."""
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """Unmap unused pieces."""
+        """Unmap pieces of memory that are not in use."""
 
     def view(self, number: int, at: int, n_bytes: int) -> memoryview:
-        """Return part of a piece. Raises RuntimeError if mapping failed."""
+        """Return `n_bytes` of a piece. Raises RuntimeError if mapping the piece failed."""
 
     def offer(self, call: int, where: Sequence[int]) -> None:
-        """Record the place in shared memory for the body of `call`. An empty `where` means that it
-        goes in a frame."""
+        """Record the place in shared memory for the block body of `call`. If `where` is empty, a
+        frame carries the body."""
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for the memory for the body of `call`, and return it. Returns None if the body goes
-        in a frame. Raises RuntimeError."""
+        """Wait for the memory for the block body of `call`, and return the memory. Returns None if
+        a frame carries the body. Raises RuntimeError."""
 
     def leave(self, call: int) -> None:
-        """Forget the place for the body of `call`."""
+        """Forget the place for the block body of `call`."""
 
 
 class ChannelPort(Protocol):
@@ -113,22 +113,22 @@ class LinksPort(Protocol):
     """The connections of one rank. All ranks end if one is lost."""
 
     channels: Sequence[ChannelPort]
-    """On rank 0, the channels to all other ranks; else the channel to rank 0."""
+    """On rank 0, the channels to all other ranks. On any other rank, the channel to rank 0."""
     received: SimpleQueue[tuple[int, Frame]]
-    """The received frames, each with its sender."""
+    """The received frames. Each frame comes with its sender."""
     before_end: list[Callable[[], object]]
-    """Called before the process ends because a rank was lost. May take a few seconds."""
+    """Called after the loss of a rank, before the process ends. The call may take a few seconds."""
     left: Callable[[], int] | None
-    """Returns the bytes of memory that this rank may still use."""
+    """Returns the number of bytes of memory that this rank may still use."""
 
     def computing(self, what: str) -> AbstractContextManager[None]:
-        """Limit the time of the call `what`."""
+        """Limit the time of the call in the `with` block. `what` names the call."""
 
     def finish(self) -> None:
-        """Announce the regular end of the work: the end of a peer is then not a failure."""
+        """Announce the regular end of the work. The end of a peer is then not a failure."""
 
     def end(self, reason: str) -> None:
-        """End this process for `reason`, and with it all ranks."""
+        """End this process and all other ranks, for `reason`."""
 
 
 class CollectivePort(Protocol):
@@ -138,12 +138,12 @@ class CollectivePort(Protocol):
     size: int
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the `data` of every rank, in order. All ranks pass the same number of bytes."""
+        """Return the `data` of every rank, in order. `data` has the same size on all ranks."""
 
 
 class PlacementPort(Protocol):
-    """The place of this process among the `size` processes of a model. `here` of them run on this
-    machine."""
+    """The place of this process among the `size` processes that compute a model. `here` of these
+    processes run on this machine."""
 
     @property
     def rank(self) -> int: ...
@@ -156,10 +156,10 @@ class PlacementPort(Protocol):
 
     @property
     def transport(self) -> str:
-        """Name of the framework's backend for communication between ranks."""
+        """The name of the framework's backend for communication between ranks."""
 
     def meeting(self) -> AbstractContextManager[None]:
-        """Limit the time until all ranks are connected. The process ends after that time."""
+        """Limit the time until all ranks are connected. After that time the process ends."""
 
     def connect(self, ranks: CollectivePort, mapped: Callable[[], MappedPort]) -> LinksPort:
         """Connect this rank with the other ranks. Calls `mapped` for each channel. Raises

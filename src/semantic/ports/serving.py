@@ -1,5 +1,5 @@
-"""A served model's interface for APIs; answers are streams of events. Methods run on an event loop
-and never block it."""
+"""The interface of a served model for the APIs. Methods run on an event loop and never block the
+loop."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ Prompt = Chat | str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for one answer. Tenants share nothing."""
+    """A request for one answer. Requests of different tenants share nothing."""
 
     prompt: Prompt
     sampling: SamplingParams
     max_tokens: int | None = None
-    """None means that the answer may fill the context."""
+    """The limit on the answer in tokens. None means that the answer may fill the context."""
     agent: str | None = None
     """None means the agent whose history the prompt continues, or a new one."""
     tenant: str = ""
     identity: Identity | None = None
-    """Only agents of this identity may match."""
+    """Only agents with this identity may continue."""
     thinking_tokens: int | None = None
-    """The limit on reasoning. None sets no limit, 0 allows none."""
+    """The limit on reasoning in tokens. None sets no limit, 0 allows no reasoning."""
     keep: bool = True
     """False means that the request adds nothing to caches."""
     context_tokens: int | None = None
-    """The limit on prompt plus answer."""
+    """The limit on prompt plus answer, in tokens."""
     numbered_calls: bool = False
     """True if a tool call's id is its place in the conversation, not random."""
     note: str = ""
-    """One line that the store keeps with the agent."""
+    """A line of text that the store keeps with the agent."""
     hints: Hints = NO_HINTS
 
 
 ToolSupport = Literal["native", "text", "unknown"]
-"""How a model learns of tools: "native" through its chat template, or as "text" in the prompt.
-"unknown" if the server cannot parse the calls."""
+"""How a model sees tools: through its chat template ("native") or as text in the prompt ("text").
+"unknown" if the server cannot parse the model's calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +56,22 @@ class ModelDetails:
     architecture: str
     parameters: int
     stored_as: str
-    """The type of the weights on disk: "4bit", "mxfp4", "bf16"."""
+    """The type of the weights on disk, such as "4bit" or "bf16"."""
     digest: str
     """The hash of the model's files, in hexadecimal."""
     file_bytes: int
-    """Size of the weights on disk."""
+    """The size of the weights on disk, in bytes."""
     memory_bytes: int
-    """Size of the weights in memory."""
+    """The size of the weights in memory, in bytes."""
     on_gpu: bool
     modified: float
-    """The newest modification time of the files, in Unix time."""
+    """The newest Unix time at which one of the files was modified."""
     trained_tokens: int | None = None
-    """The context length in training, or None."""
+    """The context length in the model's training, or None."""
     layers: int | None = None
     width: int | None = None
     template: str = ""
-    """The chat template, or ""."""
+    """The model's chat template, or ""."""
     thinks: bool = False
     """True if the model marks reasoning."""
     tools: ToolSupport = "text"
@@ -81,19 +81,19 @@ class ModelDetails:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model of a server."""
+    """A model that a server offers."""
 
     names: tuple[str, ...]
-    """The names in lists of models, the id first."""
+    """The names that lists of models show, the id first."""
     context_tokens: int
-    """The limit on prompt plus answer."""
+    """The limit on prompt plus answer, in tokens."""
     vocab_size: int
     created: int
     """Unix time in seconds."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """The defaults of requests."""
+    """The default sampling parameters of requests."""
     aliases: frozenset[str] = frozenset()
-    """More names for requests."""
+    """More names that requests may use."""
     details: ModelDetails | None = None
     """None for a model without files."""
     parent: str | None = None
@@ -113,21 +113,21 @@ class ServingPort(Protocol):
 
     @property
     def model(self) -> ServedModel:
-        """The names, limits and defaults of the model."""
+        """The names, limits and defaults of the served model."""
 
     def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """Yield the answer's events. Closing the generator cancels the request. Before the first
+        """Yield the answer's events. Closing this generator cancels the request. Before the first
         event, raises InvalidRequestError, ContextOverflowError, and OverloadedError for a full
         queue. A later failure is an AnswerEnd with the reason "error"."""
 
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """Return the tokens of `prompt` as a request would have them. Raises InvalidRequestError
-        and ContextOverflowError."""
+        """Return the tokens that `prompt` would have in a request. Raises InvalidRequestError and
+        ContextOverflowError."""
 
     async def detokenize(self, tokens: Sequence[int], tenant: str = "") -> str:
-        """Return the text of `tokens`. Raises InvalidRequestError for an unknown id."""
+        """Return the text of `tokens`. Raises InvalidRequestError for an unknown token id."""
 
     async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
         """Return the text of each token by itself."""
@@ -137,15 +137,15 @@ class EngineState(StrEnum):
     """The state of an engine's thread."""
 
     LOADING = "loading"
-    """The engine is not ready yet; submissions fail."""
+    """The engine is not ready yet, and submissions fail."""
     READY = "ready"
     REBUILDING = "rebuilding"
     """The engine failed, and another one is not ready yet. Submissions wait."""
     STOPPING = "stopping"
-    """The thread refuses new submissions. Accepted ones end."""
+    """The thread refuses new submissions, and finishes the accepted ones."""
     STOPPED = "stopped"
     FAILED = "failed"
-    """The engine failed for good."""
+    """The engine failed, and nothing will replace it."""
 
     @property
     def accepts_submissions(self) -> bool:
@@ -162,21 +162,21 @@ class EngineFigures:
 
     state: EngineState
     inbox: int = 0
-    """Submissions that the engine has not validated yet."""
+    """The number of submissions that the engine has not validated yet."""
     waiting: int = 0
-    """Requests without blocks."""
+    """The number of requests without blocks."""
     running: int = 0
     idle: int = 0
-    """Agents with a cache in the pool and no request."""
+    """The number of agents that have a cache in the pool, but no request."""
     queued: int = 0
-    """Submissions and requests that have never run."""
+    """The number of submissions and requests that have never run."""
     queued_bytes: int = 0
-    """Size of the caches that `queued` may need."""
+    """The maximum size of the caches for `queued`, in bytes."""
     pool_used_bytes: int = 0
     pool_bytes: int = 0
-    """The limit of the pool."""
+    """The limit of the pool, in bytes."""
     preemptions: int = 0
-    """Counts from the start of the process, like `rebuilds`."""
+    """A number since the start of the process, as is `rebuilds`."""
     rebuilds: int = 0
     restored_bytes: Mapping[Tier, int] = field(default_factory=dict)
 
@@ -187,12 +187,12 @@ class MemoryFigures:
 
     used_bytes: int
     limit_bytes: int
-    """The current limit, at most `max_bytes`."""
+    """The current limit on the memory. It is at most `max_bytes`."""
     max_bytes: int
     steps: tuple[str, ...] = ()
-    """The current measures against memory pressure."""
+    """The measures against memory pressure that are in effect."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """How often the process took each measure."""
+    """The number of times that the process took each measure."""
 
 
 class MemoryLimit(Protocol):
@@ -206,14 +206,14 @@ class MemoryLimit(Protocol):
         """Measure the memory, unless the last measurement is recent."""
 
     async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
-        """Set another limit, or the initial one if None; return once the process is below it.
-        Raises InvalidRequestError if the process cannot free enough."""
+        """Set another limit, or the initial one for None. Returns once the process is below the
+        limit. Raises InvalidRequestError if the process cannot free enough memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of the engine, and statistics of each tier of its store. `engine` is the sum over
-    `models`. `memory` is None without a limit."""
+    """Figures of the engine, and statistics of each tier of the store. `engine` is the sum over
+    `models`. `memory` is None if memory has no limit."""
 
     engine: EngineFigures
     stores: tuple[StoreStats, ...] = ()
