@@ -9,18 +9,18 @@ from typing import Final
 from semantic.ports.ranks import PlacementPort
 
 DEFAULT_MODEL = "semantic-tiny"
-"""The model inside the package."""
+"""The name of the model inside the package."""
 
 STORE_VARIABLE: Final = "SEMANTIC_STORE"
-"""Environment variable with the store's folder."""
+"""The environment variable with the path of the store's folder."""
 
 ADAPTER_MARK = "+"
-"""Separates the name of a model from its adapter's name."""
+"""The text between the name of a model and its adapter's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedAdapter:
-    """An adapter in `folder`. `name` becomes part of the model's name."""
+    """An adapter of a model, in `folder`. `name` becomes part of the model's name."""
 
     name: str
     folder: Path
@@ -32,44 +32,44 @@ class NamedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """An engine to build."""
+    """The settings of an engine to build."""
 
     model: str = DEFAULT_MODEL
     pool_bytes: int | None = None
-    """The limit of the pool, if `pool_blocks` is None."""
+    """The limit of the pool in bytes, if `pool_blocks` is None."""
     pool_blocks: int | None = None
     use_disk: bool = False
     """True for a disk tier in the folder `store`."""
     store: Path | None = None
     disk_bytes: int | None = None
-    """The limit of the disk tier."""
+    """The limit of the disk tier, in bytes."""
     disk_bytes_a_day: int | None = None
-    """Above this, the disk tier writes only at ends of turns."""
+    """The bytes per day above which the disk tier writes only at ends of turns."""
     disk_rated_bytes: int | None = None
-    """The drive's rating of bytes to write."""
+    """The number of bytes that the drive is rated to write."""
     memory_bytes: int | None = None
-    """The limit of the store's memory tier."""
+    """The limit of the store's memory tier, in bytes."""
     max_batch: int = 32
-    """Most requests that decode in one step."""
+    """The maximum number of requests that decode in one step."""
     process_bytes: int | None = None
-    """The limit on the memory of the process."""
+    """The limit on the memory of the process, in bytes."""
     any_chip: bool = False
     """True to share blocks with other kinds of chips."""
     fleet_secret: Path | None = None
     """The path of the file with the fleet's secret."""
     adapter: NamedAdapter | None = None
     weights_bytes: int | None = None
-    """The limit on the weights of the model."""
+    """The limit on the weights of the model, in bytes."""
     remote: str | None = None
-    """The URL of a fleet's object store."""
+    """The URL of a fleet's object store, or None."""
     remote_bytes: int | None = None
-    """The limit of the object store, which this process enforces."""
+    """The limit of the object store in bytes. This process enforces the limit."""
     ranks: PlacementPort | None = None
     """The processes that compute the model together."""
 
     @property
     def label(self) -> str:
-        """The model's name in manifests, for `load_tokenizer`."""
+        """The name of the model in manifests. `load_tokenizer` accepts the name."""
         return self.model if self.adapter is None else self.adapter.named(self.model)
 
     @property
@@ -78,8 +78,8 @@ class Settings:
 
 
 class Flag:
-    """A setting's flag on the command line. `names` are its spellings, by default the setting's
-    name. `panel` is its heading in the help."""
+    """The command-line flag of a setting. `names` are its spellings, by default the setting's name.
+    `panel` is its heading in the help."""
 
     def __init__(
         self,

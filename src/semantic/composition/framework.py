@@ -1,5 +1,5 @@
-"""The parts that depend on the framework: the device, BLAS, and the loader of models. Imports MLX
-inside functions."""
+"""The parts that depend on the framework: the device, BLAS and the loader of models. Imports MLX
+only inside functions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def be_program() -> None:
 
 
 def _share_arenas() -> None:
-    """Let threads share glibc's arenas. Otherwise a server that loads models in turn grows by
+    """Let threads share glibc's arenas. Otherwise the memory of a server that loads models grows by
     megabytes a minute."""
     import ctypes  # not needed by commands that only print help
 
@@ -54,7 +54,7 @@ def kernel_folder() -> Path:
 
 
 def free_memory() -> None:
-    """Free the memory of unused models. Call this on MLX's thread."""
+    """Free the memory that models no longer use. Call this on MLX's thread."""
     from semantic.adapters.mlx.device import free_memory
 
     free_memory()
@@ -69,7 +69,7 @@ def read_device() -> Device:
 
 
 def blas_status() -> BlasStatus:
-    """Return which BLAS computes on the CPU."""
+    """Return the status of the BLAS library that computes on the CPU."""
     from semantic.adapters.mlx import BLAS_STATUS
 
     return BLAS_STATUS
@@ -98,7 +98,7 @@ def register_readers() -> None:
 
 
 def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
-    """Return the loader of models."""
+    """Return the object that finds and loads models."""
     if _is_program.is_set():
         _share_arenas()
     try:

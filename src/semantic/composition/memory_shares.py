@@ -1,4 +1,4 @@
-"""Computes how much memory the process and its parts may use."""
+"""Computes how much memory the process and each of its parts may use."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def default_pool_of(settings: Settings) -> int:
 
 
 def default_pool_bytes(memory: int, weights: int) -> int:
-    """Return the pool's limit in bytes: a quarter of `memory`, or less if `weights` need the rest.
-    At least 64 MiB."""
+    """Return the pool's limit in bytes: a quarter of `memory`, or less if `weights` need more. The
+    limit is at least 64 MiB."""
     left = planned_bytes(memory) - default_memory_tier_bytes(memory) - weights
     return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, left))
 
 
 def pool_share(settings: Settings, n_models: int) -> Settings:
-    """Return `settings` with one of `n_models` equal parts of the pool. Call this on MLX's thread.
-    Raises the same errors as `load`."""
+    """Return `settings` with one of `n_models` equal parts of the pool's limit. Call this on MLX's
+    thread. Raises the same errors as `load`."""
     n_bytes, n_blocks = settings.pool_bytes, settings.pool_blocks
     if n_blocks is not None:
         settings = replace(settings, pool_blocks=n_blocks // n_models)
@@ -68,18 +68,18 @@ def pool_share(settings: Settings, n_models: int) -> Settings:
 
 
 def planned_bytes(memory: int) -> int:
-    """Return the bytes for weights, pools and memory tier in a process of `memory` bytes."""
+    """Return the bytes for weights, pools and the memory tier in a process of `memory` bytes."""
     return memory - memory // _UNPLANNED_FRACTION - _BASE_BYTES
 
 
 def default_memory_tier_bytes(memory: int) -> int:
-    """Return the limit of the store's memory tier in bytes: a sixteenth of the memory, at least 64
-    MiB."""
+    """Return the limit of the store's memory tier in bytes. It is a sixteenth of the memory, and at
+    least 64 MiB."""
     return max(_MIN_MEMORY_TIER_BYTES, memory // _MEMORY_TIER_FRACTION)
 
 
 def memory_of(settings: Settings) -> int:
-    """Return the bytes that the process may use."""
+    """Return the number of bytes that the process may use."""
     device = read_device()
     if settings.process_bytes is None:
         return default_process_bytes(device) // (settings.ranks.here if settings.ranks else 1)
@@ -87,7 +87,7 @@ def memory_of(settings: Settings) -> int:
 
 
 def default_process_bytes(device: Device, weights: int = 0, sharing: int = 1) -> int:
-    """Return the default memory limit of a process in bytes: nine tenths of the free memory,
+    """Return the default memory limit of a process in bytes. It is nine tenths of the free memory,
     divided among `sharing` processes. `weights` may raise it."""
     part, whole = _PROCESS_SHARE
     share = device.free_bytes * part // whole // sharing
@@ -95,7 +95,7 @@ def default_process_bytes(device: Device, weights: int = 0, sharing: int = 1) ->
 
 
 def least_process_bytes(weights: int) -> int:
-    """Return the least memory of a process with `weights` bytes of weights."""
+    """Return the minimum memory in bytes for a process with `weights` bytes of weights."""
     least = _BASE_BYTES + weights + _MIN_POOL_BYTES
     unplanned, tier = _UNPLANNED_FRACTION, _MEMORY_TIER_FRACTION
     with_part = least * unplanned * tier // (unplanned * tier - unplanned - tier)
@@ -140,7 +140,7 @@ def _weights_of(model: str | None) -> int:
 
 
 def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], None]) -> None:
-    """Keep the process below `process_bytes` by freeing caches. None sets no limit."""
+    """Keep the process below `process_bytes` by freeing caches. Does nothing if it is None."""
     from semantic.application.engine.memory_guard import Memory, MemoryGuard
 
     if settings.process_bytes is None:
@@ -162,7 +162,7 @@ def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], Non
 
 
 def memory_left(settings: Settings) -> int:
-    """Return the bytes that the process may still use, or less than 0."""
+    """Return the bytes that the process may still use. Less than 0 means that it uses too many."""
     from semantic.adapters.mlx.device import memory_in_use, memory_to_spare
 
     left = sys.maxsize if settings.process_bytes is None else settings.process_bytes
@@ -172,7 +172,7 @@ def memory_left(settings: Settings) -> int:
 
 
 def heed_ranks(loop: StepLoop, model: BatchBackend) -> None:
-    """Count the memory left on every rank, if `model` has ranks."""
+    """If `model` has ranks, let the guard consider the free memory of every rank."""
     from semantic.adapters.mlx.device import memory_in_use, memory_kept
     from semantic.adapters.mlx.ranks.leading import LeadingBackend
     from semantic.application.engine.memory_guard import Memory
@@ -192,7 +192,7 @@ def guarded_loop(settings: Settings, report: Callable[[str], None]) -> StepLoop:
 
 
 def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
-    """Let the memory guard free the memory tier of `store`, then idle caches. Raises
+    """Let the memory guard free the memory tier of `store`, then the caches of idle agents. Raises
     InvalidRequestError if the process already uses most of its limit."""
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.tiered import TieredStore

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 _HUB_CACHE = "models--"
-"""The beginning of a model's folder name in the hub's cache."""
+"""The beginning of the name of a model's folder in the hub's cache."""
 
 
 def parse_adapter(given: str) -> tuple[str | None, NamedAdapter]:
-    """Parse `[[BASE+]NAME=]PATH`; return the base's name or None, and the adapter. Raises
-    InvalidRequestError."""
+    """Parse `[[BASE+]NAME=]PATH`. Return the name of the base model or None, and the adapter.
+    Raises InvalidRequestError."""
     named, mark, path = given.partition("=")
     if not mark:
         named, path = model_path(given).name, given
@@ -48,7 +48,7 @@ def named_adapter(name: str, path: str | Path) -> NamedAdapter:
 
 
 def model_name(model: str) -> str:
-    """Return a model's name. For a folder, this is the last part of its path, or its hub id."""
+    """Return a model's name. The name of a folder is the last part of its path, or its hub id."""
     path = model_path(model)
     if not model.startswith(("/", "~", ".")) and not path.is_dir():
         return model
@@ -67,8 +67,8 @@ def model_path(model: str) -> Path:
 
 
 def model_of(name: str) -> str:
-    """Return the model of an alias; any other name stays unchanged. Raises InvalidRequestError if
-    the file of aliases is unreadable."""
+    """Return the model that `name` is an alias of. Any other name stays unchanged. Raises
+    InvalidRequestError if the file of aliases is unreadable."""
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases
 
     if name == DEFAULT_MODEL or not is_alias_name(name) or model_path(name).is_dir():
@@ -77,8 +77,8 @@ def model_of(name: str) -> str:
 
 
 def remember_served(model: str, names: Sequence[str]) -> None:
-    """Make `names` aliases of `model`, but keep the user's own aliases. Raises InvalidRequestError
-    if the file of aliases is unreadable, and OperatorError if writing it fails."""
+    """Make `names` aliases of `model`. The user's own aliases stay. Raises InvalidRequestError if
+    the file of aliases is unreadable, and OperatorError if writing it fails."""
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases, set_alias
 
     of_user = read_aliases().aliases if names else {}
@@ -89,14 +89,14 @@ def remember_served(model: str, names: Sequence[str]) -> None:
 
 
 def permanent_name(model: str) -> str:
-    """Return `model` in a form for files: a folder as an absolute path."""
+    """Return `model` in a form for files. A folder becomes an absolute path."""
     path = model_path(model)
     return str(path) if model != DEFAULT_MODEL and path.is_dir() else model
 
 
 @contextmanager
 def suggesting(model: str) -> Iterator[None]:
-    """Add the most similar name to a ModelNotFoundError from the `with` block."""
+    """Add the most similar model name to a ModelNotFoundError from the `with` block."""
     try:
         yield
     except ModelNotFoundError as error:
@@ -107,7 +107,7 @@ def suggesting(model: str) -> Iterator[None]:
 
 
 def similar_model(name: str) -> str | None:
-    """Return the alias or model with the most similar name, or None."""
+    """Return the alias or model whose name is most similar to `name`, or None."""
     from semantic.adapters.hub.aliases import read_aliases
     from semantic.adapters.hub.hub_cache import cached_ids
 
@@ -141,7 +141,7 @@ def describe_model(
 
 
 def find_model(model: str) -> Path:
-    """Return the folder of `model`; download a missing one. Raises the same errors as `load`."""
+    """Return the folder of `model`. Downloads a missing model. Raises the same errors as `load`."""
     mlx_provider()
     from semantic.adapters.mlx.model.provider import find_folder
 
@@ -150,8 +150,8 @@ def find_model(model: str) -> Path:
 
 
 def file_states(settings: Settings) -> Mapping[str, object]:
-    """Return the files of a model and its adapter. A file's state changes with its content. Raises
-    the same errors as `find_model`, and OSError."""
+    """Return the states of the files of a model and its adapter. A state changes with the file's
+    content. Raises the same errors as `find_model`, and OSError."""
     from semantic.adapters.mlx.model.adapter import adapter_files
     from semantic.adapters.mlx.model.fingerprint import FileState
     from semantic.adapters.mlx.model.fingerprint import file_states as of_model
@@ -162,8 +162,8 @@ def file_states(settings: Settings) -> Mapping[str, object]:
 
 
 def find_remote(hub_id: str) -> RemoteModel:
-    """Return a model on the hub. Raises the same errors as `look_up`, and ModelNotFoundError for a
-    model without weights."""
+    """Return a model that is on the hub. Raises the same errors as `look_up`, and
+    ModelNotFoundError for a model without weights."""
     from semantic.adapters.hub.remote import look_up
     from semantic.adapters.mlx.model.provider import HUB_FILES
 
@@ -176,8 +176,8 @@ def find_remote(hub_id: str) -> RemoteModel:
 def fetch_model(
     model: RemoteModel, on_arrived: OnArrived, is_stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Download the missing files of `model`. Several threads call `on_arrived`. Raises the same
-    errors as `download.pull`, and OperatorError once `is_stopped` returns True."""
+    """Download the missing files of `model`. Several threads call `on_arrived` with the progress.
+    Raises the same errors as `download.pull`, and OperatorError once `is_stopped` returns True."""
     from semantic.adapters.hub import download
     from semantic.adapters.mlx.model.provider import HUB_FILES
     from semantic.ports.models import Arrived
@@ -198,5 +198,5 @@ def fetch_model(
 
 
 def own_names(model: str, given: str) -> tuple[str, ...]:
-    """Return the name of `model`, then `given` if it is an alias of the model."""
+    """Return the name of `model`. If `given` is an alias of the model, also return `given`."""
     return (model_name(model), *(() if model == given else (given,)))

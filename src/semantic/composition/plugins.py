@@ -1,4 +1,4 @@
-"""Finds parts of the server and of the fleet, if their packages are installed."""
+"""Finds parts of the server and of the fleet whose packages are installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPENERS: Final[Mapping[str, tuple[str, str]]] = {
     "kv_events": ("semantic_fleet.fleet_store", "open_publisher"),
     "ranks": ("semantic_fleet.ranks.launched", "placed"),
 }
-"""Module and name of each opener: an `OpensShared`, an `OpensEvents` and a `Places`."""
+"""The module and the name of each opener, such as an `OpensShared`."""
 
 
 def tables() -> list[object]:
@@ -42,8 +42,8 @@ def opener(kind: str) -> object:
 def placement(
     environment: Mapping[str, str], secret: Callable[[], bytes | None]
 ) -> PlacementPort | None:
-    """Return this process's rank among those of `mlx.launch`, or None without `mlx.launch`. Raises
-    the same errors as `Places`."""
+    """Return this process's rank among the processes that `mlx.launch` started. Without
+    `mlx.launch`, returns None. Raises the same errors as `Places`."""
     if _RANK not in environment:
         return None
     return cast("Places", opener("ranks"))(environment, secret)

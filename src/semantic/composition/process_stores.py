@@ -1,4 +1,4 @@
-"""Opens the stores of a process: tiers of blocks, turns and responses."""
+"""Opens the stores of a process: the tiers of blocks, the turns and the responses."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ FLEET_VARIABLE = "SEMANTIC_FLEET_SECRET_FILE"
 """The environment variable with the path of the fleet's secret."""
 
 RESPONSES_FILE = "responses.db"
-"""The file with responses, in the store's folder."""
+"""The name of the file with responses in the store's folder."""
 
 TURNS_FILE = "turns.db"
-"""The file with turns, in the store's folder."""
+"""The name of the file with turns in the store's folder."""
 
 # Write-behind queue in front of the disk tier, as large as the memory tier. Queued blocks are the
 # newest in the memory tier, which shares their bytes with the queue.
@@ -118,7 +118,7 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Sto
 
 
 def shared_store(settings: Settings) -> SharedStorePort | None:
-    """Return the store that a fleet shares, or None without a URL. Sends no request. Raises the
+    """Return the store that a fleet shares, or None without a URL. Sends no request yet. Raises the
     same errors as `shared_place`, InvalidRequestError for a malformed URL, and OperatorError if
     packages are missing."""
     place = shared_place(settings)
@@ -129,7 +129,7 @@ def shared_store(settings: Settings) -> SharedStorePort | None:
 
 
 def require_shared(settings: Settings) -> SharedStorePort:
-    """Return `shared_store(settings)`. Raises InvalidRequestError without a URL."""
+    """Return the store that a fleet shares. Raises InvalidRequestError without a URL."""
     shared = shared_store(settings)
     if shared is None:
         raise InvalidRequestError("remote_store: expected a URL")
@@ -137,8 +137,8 @@ def require_shared(settings: Settings) -> SharedStorePort:
 
 
 def shared_place(settings: Settings) -> tuple[str, bytes] | None:
-    """Return the URL of a fleet's object store and the fleet's secret; None without a URL. Raises
-    InvalidRequestError for a URL without a secret, and for a budget without a URL."""
+    """Return the URL of a fleet's object store, and the fleet's secret. Returns None without a URL.
+    Raises InvalidRequestError for a URL without a secret, and for a budget without a URL."""
     if settings.remote is None:
         if settings.remote_bytes is not None:
             raise InvalidRequestError("remote_gb also requires remote_store")
@@ -152,12 +152,12 @@ def shared_place(settings: Settings) -> tuple[str, bytes] | None:
 
 
 def upload_threads(cores: int) -> int:
-    """Return the number of concurrent uploads of a process with `cores` cores."""
+    """Return the number of concurrent uploads for a machine with `cores` cores."""
     return max(1, min(_MOST_UPLOADS, cores // _CORES_PER_UPLOAD))
 
 
 def new_step_observer(store: StorePort) -> StepObserver | None:
-    """Return the observer of engine steps that paces the uploads, or None."""
+    """Return an observer that limits the uploads by the engine's steps, or None."""
     from semantic.adapters.stores.background import BackgroundStore
 
     queues = (one for one in _parts(store) if isinstance(one, BackgroundStore))
@@ -196,7 +196,7 @@ def local_tiers(store: StorePort) -> dict[Tier, MemoryStore | DiskStore]:
 
 
 def _parts(store: StorePort) -> Iterator[StorePort]:
-    """Yield a store and all its parts, fastest tier first."""
+    """Yield a store and all stores that it consists of, the fastest first."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.tiered import TieredStore
 
@@ -236,15 +236,15 @@ def open_disk(settings: Settings, observer: BlockObserver | None = None) -> Disk
 
 
 def fleet_secret(settings: Settings) -> bytes | None:
-    """Return the fleet's secret, or None if the settings name no file. Raises the same errors as
-    `read_fleet_secret`."""
+    """Return the fleet's secret. Returns None if the settings do not name a file. Raises the same
+    errors as `read_fleet_secret`."""
     given = settings.fleet_secret or os.environ.get(FLEET_VARIABLE)
     return read_fleet_secret(Path(given)) if given else None
 
 
 def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskResponsesPort:
-    """Return the store of responses. Open the block store first. If the file fails, calls `warn`
-    and keeps responses in memory. Raises the same errors as `shared_store`."""
+    """Return the store of responses. Open the block store first. If the file fails, the store calls
+    `warn` and keeps responses in memory. Raises the same errors as `shared_store`."""
     from semantic.adapters.stores.conversations import FallbackResponses, SqliteResponses
     from semantic.application.chat.memory_responses import MemoryResponses
 
@@ -262,8 +262,8 @@ def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskRespo
 
 
 def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
-    """Return the cache of turns, in memory and with `use_disk` on disk. Calls `warn` if the file
-    fails."""
+    """Return the cache of turns in memory. The cache is also on disk if `use_disk` is true. Calls
+    `warn` if its file fails."""
     from semantic.adapters.stores.conversations import DiskTurns
     from semantic.application.chat.turn_cache import TurnCache
 
@@ -289,8 +289,8 @@ def unfinished_folder(settings: Settings) -> Path | None:
 
 
 def default_store_folder() -> Path:
-    """Return $SEMANTIC_STORE, or else "semantic/store" in the user's cache folder. Raises
-    StoreError without a home folder."""
+    """Return $SEMANTIC_STORE. If it is unset, return "semantic/store" in the user's cache folder.
+    Raises StoreError without a home folder."""
     given = os.environ.get(STORE_VARIABLE)
     if given:
         return Path(given)
@@ -307,7 +307,7 @@ def default_store_folder() -> Path:
 
 def default_disk_bytes(free: int, used: int) -> int:
     """Return the default quota of a store in bytes: `used` plus a tenth of `free`, at most 32 GiB.
-    At least `used`, so that the default evicts nothing."""
+    The quota is at least `used`, so that the default evicts nothing."""
     return max(used, min(_MAX_DISK_BYTES, free // _DISK_FRACTION + used))
 
 
@@ -322,16 +322,16 @@ def _free_bytes(folder: Path) -> int:
 
 
 FEWEST_BYTES = 32
-"""The fewest bytes of a secret."""
+"""The minimum number of bytes of a secret."""
 _MOST_BYTES = 4096
 _FEWEST_DIFFERENT = 8
 _FOR_OTHERS = 0o037
-"""Permissions that a secret's file must not have."""
+"""The permissions that a secret's file must not have."""
 
 
 def read_fleet_secret(path: Path) -> bytes:
-    """Return 32 bytes derived from the file `path`. Raises InvalidRequestError if other users can
-    read or write it, or if it is too short or too long."""
+    """Return a secret of 32 bytes, derived from the file `path`. Raises InvalidRequestError if
+    other users can read or write the file, or if it is too short or too long."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
