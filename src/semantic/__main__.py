@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the program. Ctrl-C during the imports ends the program without a traceback."""
+    """Run the program. Ctrl-C while Python imports modules ends the program without a traceback."""
     try:
         from semantic.cli.main import main as run
     except KeyboardInterrupt:

@@ -1,5 +1,5 @@
 """Composition root: builds an engine from settings and chooses the adapter for each port. Imports
-adapters inside functions, so that `import semantic` loads no framework."""
+adapters only inside functions, so `import semantic` loads no framework."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def assemble(
 
 
 def follow_first(settings: Settings) -> None:
-    """Compute as a rank other than 0; return once rank 0 ends normally. Raises the same errors as
-    `load`."""
+    """Compute as a rank other than rank 0. Returns once rank 0 ends normally. Raises the same
+    errors as `load`."""
     from semantic.adapters.mlx.ranks.following import follow, wait_for_end
 
     settings = promised(settings)
@@ -109,7 +109,7 @@ def follow_first(settings: Settings) -> None:
 
 
 def build_in_slices(settings: Settings, shared: Shared) -> Slices[App]:
-    """Build the engine of one of several models, in slices of work. Raises the same errors as
+    """Build the engine of one of several models, with the work in slices. Raises the same errors as
     `load`, and WeightsTooLargeError."""
     provider = shared.provider
     with suggesting(settings.model):
@@ -126,8 +126,8 @@ def open_shared(
     warn: Callable[[str], None],
     on_store_unavailable: OnStoreUnavailable | None = None,
 ) -> Shared:
-    """Open the parts that several models share. Call this on the thread of `loop`. Raises the same
-    errors as `build_engine`."""
+    """Open the parts that several models share. Call this on the thread of the step loop `loop`.
+    Raises the same errors as `build_engine`."""
     store, settings = _open_or_report(settings, on_store_unavailable)
     provider = mlx_provider(settings)
     return Shared(loop, provider, store, open_turns(settings, warn), settings)
@@ -149,8 +149,8 @@ def _open_or_report(
 
 
 def rebuild_app(app: App) -> App:
-    """Replace a failed engine by one with the same weights, pool size and store. Do not use the old
-    engine afterwards. Raises InvalidRequestError for a model that `load` did not return."""
+    """Replace a failed engine by an engine with the same weights, pool size and store. Do not use
+    the old engine afterwards. Raises InvalidRequestError for a model that `load` did not return."""
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.provider import wrap_model
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer

@@ -1,5 +1,5 @@
-"""Composition root of a server: builds the engine on its own thread, and the objects that HTTP
-calls."""
+"""Composition root of a server: builds the engine on its own thread, and the objects that the HTTP
+server calls."""
 
 from __future__ import annotations
 
@@ -81,16 +81,16 @@ _REUSABLE = "this model's keys depend on how a prompt is divided: it reuses only
 DEFAULT_NAME = "default"
 """An extra name of the first model, and of an embedding model."""
 _WORKERS = 3
-"""Threads that render prompts. One of them renders short prompts only."""
+"""The number of threads that render prompts. One of them renders only short prompts."""
 _PROBES = 2
-"""Processes that check grammars."""
+"""The number of processes that check grammars."""
 _MAX_CONTEXT = 1 << 20
-"""The context limit, in tokens, of a model that states none."""
+"""The maximum context, in tokens, of a model that states none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """A model to serve, and the defaults of requests."""
+    """The settings of a model to serve, and the defaults of its requests."""
 
     engine: Settings = field(default_factory=Settings)
     names: tuple[str, ...] = ()
@@ -99,14 +99,14 @@ class ServeSettings:
     is_first: bool = True
     """True if this is the first of several models."""
     max_context: int | None = None
-    """The limit on prompt plus answer, in tokens."""
+    """The limit on a prompt plus its answer, in tokens."""
     temperature: float | None = None
-    """For None, here and below, the model's configuration decides."""
+    """None here and below means that the model's configuration decides."""
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     max_tokens: int | None = None
-    """The limit on an answer; None means the context."""
+    """The limit on an answer in tokens. None means the size of the context."""
     image_input: ImageInput = "reject-once"
     parsers: Parsers = field(default_factory=Parsers)
     limits: QueueLimits = field(default_factory=QueueLimits)
@@ -115,7 +115,7 @@ class ServeSettings:
     tenants: tuple[str, ...] = ()
     """The tenants' names, in the order of their API keys."""
     events: tuple[str, str] | None = None
-    """Address and topic for publishing changes of the store."""
+    """The address and the topic for publishing changes of the store."""
 
 
 async def load_serving(
@@ -124,8 +124,8 @@ async def load_serving(
     shared: Shared | None = None,
     loop: StepLoop | None = None,
 ) -> Serving:
-    """Load the model on the engine's thread; return once it serves requests. Raises the same errors
-    as `bootstrap.build_engine`, and InvalidRequestError if `max_context` is too large."""
+    """Load the model on the engine's thread. Returns once it serves requests. Raises the same
+    errors as `bootstrap.build_engine`, and InvalidRequestError if `max_context` is too large."""
     apps: list[App] = []
     public: list[tuple[int, ...]] = []
     publisher = None if settings.events is None else open_events(*settings.events)
@@ -208,8 +208,8 @@ async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) ->
 
 
 def context_limit(pool: BlockPool, of_model: int | None, requested: int | None) -> int:
-    """Return the most tokens of one request. Raises InvalidRequestError if `requested` exceeds the
-    limit of pool and model."""
+    """Return the maximum number of tokens of one request. Raises InvalidRequestError if `requested`
+    exceeds the limit of the pool or of the model."""
     of_pool = _pool_tokens(pool)
     limit = min(of_pool, of_model or _MAX_CONTEXT)
     if requested is not None and requested > limit:
@@ -350,7 +350,7 @@ def _transfers(
 
 
 def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the listed names of the model, and the other names that requests may use."""
+    """Return the names of the model in lists, and then the other names that requests may use."""
     given, adapter = settings.engine.model, settings.engine.adapter
     own = model_name(given)
     if adapter is not None:
@@ -367,8 +367,8 @@ def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[st
 def with_adapters(
     models: Sequence[ServeSettings], given: Sequence[str]
 ) -> list[list[ServeSettings]]:
-    """Return a list for each of `models`: the model, then the model with each of its adapters.
-    Raises InvalidRequestError."""
+    """Return one list per model in `models`. It contains the model, and the model with each of its
+    adapters. Raises InvalidRequestError."""
     adapters = [parse_adapter(one) for one in given]
     alone = Counter(adapter.name for _, adapter in adapters)
     groups = [[one] for one in models]
@@ -391,8 +391,8 @@ def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> i
 
 
 def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = True) -> ServeSettings:
-    """Return `model` with `adapter`. `model.names` must be set. With `is_alone`, the adapter's own
-    name is an alias."""
+    """Return the settings `model` with `adapter`. `model.names` must be set. With `is_alone`, the
+    adapter's own name is an alias."""
     return replace(
         model,
         engine=replace(model.engine, adapter=adapter),
@@ -403,14 +403,14 @@ def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = Tru
 
 
 def log_tenants(secret: bytes, tenants: Sequence[str]) -> None:
-    """Log the id of each API key's tenant."""
+    """Log the id of each API key's tenant, derived with `secret`."""
     for number, name in enumerate(tenants, 1):
         found = tenant_id(secret, tenant_tag(secret, name))
         logger.info("API key %d of %d is tenant %s", number, len(tenants), found)
 
 
 def sampling_of(settings: ServeSettings, folder: Path) -> SamplingParams:
-    """Return the default sampling parameters. The model in `folder` supplies the missing ones."""
+    """Return the default sampling parameters. The model in `folder` supplies missing ones."""
     from semantic.adapters.mlx.model.description import read_sampling
 
     of_model = read_sampling(folder)

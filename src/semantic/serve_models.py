@@ -1,4 +1,4 @@
-"""Composition root of several models, with one thread, one store and one memory budget."""
+"""Composition root of several models. They have one thread, one store and one memory budget."""
 
 from __future__ import annotations
 
@@ -65,25 +65,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger("semantic.server")
 
 _TIER_FRACTION = 8
-"""Divisor of the budget for the most memory of the store's memory tier."""
+"""The divisor that turns the budget into the limit of the store's memory tier."""
 _MIN_TIER_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ModelsSettings:
-    """Several models. The first one serves requests without a model's name."""
+    """The settings of several models. The first model serves requests without a model's name."""
 
     models: Sequence[ServeSettings]
     loaded: int = 1
-    """Models to load at the start; others load at their first request."""
+    """Models to load at the start. Other models load at their first request."""
     kept: Sequence[str] = ()
-    """Names of models that stay loaded."""
+    """The names of models that always stay loaded."""
     max_bytes: int | None = None
-    """The limit on weights, pools and the store's memory."""
+    """The limit on weights, pools and the store's memory together, in bytes."""
     reserved_bytes: int = 0
-    """Memory for other parts of the process."""
+    """The memory in bytes for other parts of the process."""
     ttl: float | None = None
-    """Seconds without a request after which a model unloads, or None."""
+    """Seconds without a request after which a model unloads. None means never."""
     max_waiting: int = 256
     patience: Patience = field(default_factory=Patience)
 
@@ -93,7 +93,7 @@ async def load_models(
     on_store_unavailable: OnStoreUnavailable | None = None,
     loop: StepLoop | None = None,
 ) -> ManagedModels:
-    """Load the first model, and others in the background. Raises the same errors as
+    """Load the first model. Other models load in the background. Raises the same errors as
     `serve.load_serving`. Raises InvalidRequestError for a duplicate or unknown name, or a model
     that exceeds the budget."""
     first = settings.models[0].engine
@@ -132,20 +132,20 @@ async def load_models(
 
 @dataclass(frozen=True, slots=True)
 class ModelsPlan:
-    """The bytes that models need, and the limit `capacity`."""
+    """The bytes that the models need, and the limit `capacity` on them."""
 
     models: Sequence[KnownModel]
     capacity: int
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all models together. Shared weights count once."""
+        """The bytes of all models together. Weights that models share count once."""
         weights = {one.weights.key: one.weights.n_bytes for one in self.models}
         return sum(weights.values()) + sum(one.n_bytes for one in self.models)
 
 
 def plan_models(settings: ModelsSettings) -> ModelsPlan:
-    """Return the plan of `load_models` without loading anything. Call this on MLX's thread. Raises
+    """Return the plan of `load_models` without loading any model. Call this on MLX's thread. Raises
     the same errors as `load_models`."""
     store, capacity = _shares(settings)
     known = []
@@ -166,12 +166,12 @@ class ResidentModels:
     """Models that stay loaded until `close`."""
 
     def __init__(self, servings: Sequence[Serving] = (), shared: Shared | None = None) -> None:
-        """`close` also closes `shared`."""
+        """`servings` are the models. `close` also closes `shared`."""
         self.servings = list(servings)
         self._shared = shared
 
     def number(self, name: str | None) -> int:
-        """Return the index of the model called `name`, 0 for None. Raises ModelNotFoundError."""
+        """Return a model's index, 0 for the name None. Raises ModelNotFoundError."""
         for number, one in enumerate(self.servings):
             if name is None or one.model.accepts(name):
                 return number
@@ -204,8 +204,8 @@ class ResidentModels:
 async def load_resident(
     models: Sequence[ServeSettings], on_store_unavailable: OnStoreUnavailable | None = None
 ) -> ResidentModels:
-    """Load models with shared weights and equal parts of the pool. Raises the same errors as
-    `serve.load_serving`."""
+    """Load models that share weights. Each gets an equal part of the pool. Raises the same errors
+    as `serve.load_serving`."""
     if len(models) == 1:
         return ResidentModels([await load_serving(models[0], on_store_unavailable)])
     first = models[0].engine
@@ -251,8 +251,8 @@ def _tier_bytes(budget: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model to load, which needs `n_bytes` besides its weights. `states` are the states of its
-    files."""
+    """A model that can be loaded. It needs `n_bytes` in addition to its weights. `states` are the
+    states of the model's files."""
 
     settings: ServeSettings
     n_bytes: int
@@ -272,7 +272,7 @@ class _Loader:
         self._has_frozen = False
 
     async def add(self, settings: ServeSettings) -> ServedModel:
-        """Add a model without reading its weights. Raises the same errors as `load`."""
+        """Add a model, without reading its weights. Raises the same errors as `load`."""
         settings = replace(settings, is_first=not self.known)
         served, known = await self._described(settings)
         self._given[served.id], self.known[served.id] = settings, known
@@ -333,8 +333,8 @@ class _Loader:
         )
 
     async def freeze(self) -> None:
-        """Exempt existing objects from garbage collection until `close`: a collection stops all
-        models."""
+        """Exempt existing objects from garbage collection until `close`, because a collection stops
+        all models."""
         await self.free()
         self._has_frozen = gc.get_freeze_count() == 0
         if self._has_frozen:
@@ -400,7 +400,7 @@ def _describe(
 
 
 def _with_pool(own: Settings, store: Settings, capacity: int, weights: int) -> Settings:
-    """Return a model's settings. The size of its pool does not depend on other models."""
+    """Return a model's settings with a pool. Its size does not depend on other models."""
     if own.pool_bytes is None and own.pool_blocks is None:
         own = replace(own, pool_bytes=default_pool_bytes(capacity, weights))
     return replace(own, use_disk=store.use_disk, memory_bytes=store.memory_bytes)
