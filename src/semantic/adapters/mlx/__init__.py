@@ -1,4 +1,4 @@
-"""MLX and mlx-lm behind the ports; the only folder that imports them.
+"""Implements the engine's ports with MLX and mlx-lm. Only this folder imports them.
 
 Importing this package loads OpenBLAS and sets MLX's environment variables. Both must happen before
 `import mlx.core`.
@@ -23,7 +23,7 @@ _LOADED: list[ctypes.CDLL] = []
 
 
 def load_openblas() -> BlasStatus:
-    """On Linux, load OpenBLAS for MLX's CPU backend; call this before loading MLX. MLX's own BLAS
+    """Load OpenBLAS for MLX's CPU backend on Linux. Call this before importing MLX. MLX's own BLAS
     is up to 20 times slower in fp32."""
     if sys.platform != "linux":
         return "not needed"
@@ -67,7 +67,7 @@ DISTRIBUTION = "semantic-engine"
 """The package's name on package indexes; Python imports it as `semantic`."""
 
 _RECEIPTS = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx install --force"}
-"""Maps a file that an installer leaves in an environment to that installer's command."""
+"""Maps each installer's receipt file to the installer's command."""
 
 
 def what_to_install() -> str:

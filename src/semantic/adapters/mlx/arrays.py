@@ -1,6 +1,6 @@
-"""MLX arrays: views and copies of their bytes, and small arrays for kernels.
+"""Views and copies of MLX arrays' bytes, and small arrays for kernels.
 
-Call these functions from the thread that runs MLX. Any thread may use the memoryviews.
+Call these functions from the thread that runs MLX. Any thread may use the views that they return.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def depends(array: mx.array, other: mx.array) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The `n` heads from `first` on, in an array of shape (rows, all heads, tokens, head_dim)."""
+    """The heads `first` to `first + n` of an array, (rows, all heads, tokens, head_dim)."""
 
     array: mx.array
     first: int
@@ -36,7 +36,7 @@ class Heads:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of these heads as a separate array."""
+        """The shape that an array of only these heads would have."""
         rows, _, *rest = self.array.shape
         return (rows, self.n, *rest)
 
@@ -54,7 +54,7 @@ def plain(one: mx.array | Heads) -> mx.array:
 
 
 def bytes_of(array: mx.array) -> memoryview:
-    """Return a writable view of all bytes of `array`. Raises BackendError if not contiguous."""
+    """Return a writable view of `array`'s bytes. Raises BackendError if it is not contiguous."""
     if not array.size:
         return memoryview(bytearray())
     raw = (array.reshape(1) if array.ndim == 0 else array).view(mx.uint8)
@@ -68,12 +68,12 @@ def bytes_of(array: mx.array) -> memoryview:
 
 
 def ordered_bytes_of(array: mx.array) -> memoryview:
-    """Return all bytes of `array` in order. Copies an array that is not contiguous."""
+    """Return the bytes of `array` in row-major order. Copies `array` if it is not contiguous."""
     return bytes_of(array if _is_contiguous(array) else mx.contiguous(array))
 
 
 def array_from(data: Bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
-    """Return a new array with a copy of `data`. Raises ValueError for a wrong length."""
+    """Return a new array with a copy of `data`. Raises ValueError if the length is wrong."""
     if len(data) != math.prod(shape) * dtype.size:
         raise ValueError(f"{dtype} of shape {tuple(shape)} cannot have {len(data)} bytes")
     if not data:

@@ -83,12 +83,12 @@ class MLXBackend:
         """True if caches are in pages, which sequences may share."""
         self.returns_memory = not self.in_pages  # a pool of pages is one array
         self.ragged_layers = form.layers.ragged
-        """For each layer, whether it uses our cache instead of mlx-lm's own."""
+        """`ragged_layers[i]` is True if layer i uses our cache instead of mlx-lm's own cache."""
         self.together = form.layers.together
         """True if several sequences form one batch; otherwise they run one after the other."""
         self._prefill = prefill_for(self.model, form.layers, self._spec.reusable_tokens)
         self.pads = pads
-        """Decides which batches have padding; None for no padding."""
+        """Decides which batches have padding. None means that no batch has padding."""
         self._agree = agree
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._starting: dict[SequenceId, NewSequence] = {}
@@ -106,12 +106,12 @@ class MLXBackend:
 
     @property
     def best_chunk(self) -> int:
-        """See `BatchBackend.best_chunk`. On a CPU, 512 tokens measured twice as fast as 2,048."""
+        """See `BatchBackend.best_chunk`. On a CPU, 512 tokens are faster than 2,048."""
         return 512 if on_cpu() else 2048
 
     @property
     def stream(self) -> mx.Stream:
-        """The stream of all computations."""
+        """The MLX stream on which this backend computes."""
         return self._batch.stream
 
     def cache_spec(self) -> ModelCacheSpec:
@@ -259,7 +259,7 @@ class MLXBackend:
         return self.export_to(None, sequence, part, range(start, stop))
 
     def export_to(self, room: Room | None, sequence: SequenceId, part: Part, tokens: range) -> Body:
-        """Like `export_block`, but copy into memory from `room`."""
+        """Like `export_block`, but copy into memory that `room` returns."""
         state = self._resting(sequence)
         with self._computing():
             self._prefill.compute_late(state)
@@ -301,7 +301,7 @@ class MLXBackend:
         state.length = length
 
     def sequences(self) -> list[list[LayerCache]]:
-        """Return each open sequence's caches, layer by layer, in order of opening."""
+        """Return the caches of each open sequence by layer, from the oldest sequence on."""
         return [state.caches for state in self._sequences.values()]
 
     # Inside
@@ -328,7 +328,7 @@ class MLXBackend:
         self.peak_bytes = max(0, mx.get_peak_memory() - before)
 
     def _finish_launched(self) -> None:
-        """Wait for the step in flight: it may still write to pages that its rows have freed."""
+        """Wait for the step in flight. It may still write to pages that sequences have freed."""
         if self.in_pages:
             mx.synchronize(self._batch.stream)
 
@@ -373,7 +373,7 @@ class MLXBackend:
     def _leave(
         self, sequence: SequenceId, state: _Sequence, *, read: bool = False
     ) -> Emitted | None:
-        """Take a sequence out of the batch. If `read`, wait for its token in flight."""
+        """Remove a sequence from the batch. If `read`, return the sequence's token in flight."""
         self._starting.pop(sequence, None)
         state.decoding = False
         if sequence not in self._batch:

@@ -1,4 +1,4 @@
-"""MLX's default device, and memory as the system counts it.
+"""MLX's default device, and memory use as the operating system counts it.
 
 Supports Linux and macOS.
 """
@@ -54,7 +54,7 @@ _V1 = _Files(
 
 
 def physical_memory() -> int:
-    """Return the bytes of memory that this process may use: the machine's or its container's."""
+    """Return the bytes of memory of the machine, or of the container if it may use less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([total, *(limit for _, _, limit in _limited_groups())])
 
@@ -67,7 +67,7 @@ def own_memory() -> int:
 
 
 def spare_memory() -> int | None:
-    """Return the bytes still available to the process; None if unknown."""
+    """Return the bytes of memory still available to the process; None if unknown."""
     if sys.platform == "darwin":
         return spare_under_pressure(_pressure_level())
     spare = []
@@ -79,7 +79,7 @@ def spare_memory() -> int | None:
 
 
 def spare_under_pressure(level: int) -> int | None:
-    """Return the bytes available at a level of macOS' memory pressure; None for no bound."""
+    """Return the bytes available at a level of macOS' memory pressure; None for no limit."""
     if level >= _CRITICAL:
         return 0
     return physical_memory() // _WARNED_PART if level >= _WARNING else None
@@ -133,7 +133,7 @@ def _children() -> list[str]:
 
 
 def anonymous_bytes(process: str) -> int:
-    """Return a process's resident bytes on Linux, without pages of files; 0 if it has ended."""
+    """On Linux, return a process's resident bytes, except pages of files; 0 if it has ended."""
     try:
         status = (_PROC / process / "status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -173,7 +173,7 @@ class Device:
 
     @property
     def chip(self) -> str:
-        """Name and generation of the chip."""
+        """The chip's name and its GPU generation."""
         return f"{self.name} {self.architecture}".strip()
 
 
@@ -213,7 +213,7 @@ def read_device() -> Device:
 
 
 def memory_in_use() -> int:
-    """Return how many bytes of memory the process uses; with CUDA, the bytes on the device."""
+    """Return the bytes of memory that the process uses. With CUDA, count only device memory."""
     if not on_cuda():
         return own_memory()
     return mx.get_active_memory() + mx.get_cache_memory()
@@ -233,7 +233,7 @@ def memory_kept() -> int:
 
 
 def give_memory_back() -> None:
-    """Return freed memory to the system."""
+    """Return to the system the freed buffers that MLX keeps."""
     mx.clear_cache()
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # the C library is not glibc

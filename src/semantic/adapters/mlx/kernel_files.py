@@ -1,6 +1,6 @@
 """The folder where MLX's CPU backend compiles fused operations.
 
-By default other users may be able to write there, and decide which code runs.
+By default other users may be able to write there, and so decide which code runs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _LOADED: Final = Path("/proc/self/maps")
 
 
 class KernelFolder:
-    """This process's own folder for compiled files."""
+    """A private folder for the files that MLX compiles in this process."""
 
     def __init__(self, root: Path) -> None:
-        """Raise OSError unless `root` is private, has free space, and may hold programs."""
+        """Raise OSError unless `root` is private, has free space, and allows executable files."""
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_own(root)
         found = os.statvfs(root)
@@ -103,7 +103,7 @@ _own: list[KernelFolder] = []
 
 
 def own() -> Path:
-    """Make this process compile in a `KernelFolder`. Raises BackendError if that is impossible."""
+    """Make MLX compile in a `KernelFolder`. Raises BackendError if that is impossible."""
     if _own:
         return _own[0].path
     problems: list[str] = []

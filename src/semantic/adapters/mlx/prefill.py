@@ -18,12 +18,12 @@ from semantic.adapters.mlx.kv_cache.paged.side_by_side import compute_side_by_si
 from semantic.domain.errors import BackendError
 
 _MOST_ROWS = 512
-"""The most prompt tokens of a sequence to compute as rows."""
+"""The maximum number of prompt tokens of a sequence to compute as rows."""
 
 
 @dataclass(slots=True)
 class Prompt:
-    """A sequence's caches. The tokens in `late` do not fill a chunk yet."""
+    """The caches of a sequence. The prompt tokens in `late` do not fill a chunk yet."""
 
     caches: list[LayerCache]
     length: int = 0
@@ -35,7 +35,7 @@ Chunk = tuple[Prompt, Sequence[int]]
 
 
 class Prefill:
-    """Prefill of contiguous caches, chunk by chunk; the base of the other strategies."""
+    """Prefill of contiguous caches, chunk by chunk. The other strategies derive from it."""
 
     def __init__(self, model: Module, reusable: int | None) -> None:
         """The keys of the first `reusable` tokens do not depend on chunks; None means all keys."""
@@ -60,7 +60,7 @@ class Prefill:
         prompt.length += len(tokens)
 
     def compute_together(self, chunks: Sequence[Chunk]) -> None:
-        """Append each sequence's tokens in one pass. Raises BackendError if that is impossible."""
+        """Append all sequences' tokens in one pass. Raises BackendError if that is impossible."""
         self._compute_shared(chunks)
         for prompt, tokens in chunks:
             prompt.length += len(tokens)
@@ -108,7 +108,7 @@ class _PagedPrefill(Prefill):
 
 
 class RowPrefill(_PagedPrefill):
-    """Prefill of few tokens as rows, and of longer chunks with padding."""
+    """Prefill that computes few tokens as rows of a batch, and pads longer chunks."""
 
     def joins(self, prompt: Prompt, n_tokens: int) -> bool:
         return self._are_rows(prompt, n_tokens, self._pages.costs.joined)

@@ -23,8 +23,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`n` rows of `width` bytes, adjacent on the host and `pitch` bytes apart on the device. The
-    first is `at` bytes into a `Place`."""
+    """`n` rows of `width` bytes: adjacent on the host, and `pitch` bytes apart on the device. The
+    first row is `at` bytes into a `Place`."""
 
     n: int
     width: int
@@ -49,13 +49,13 @@ class HostAllocator(Protocol):
 class CopyDriver(HostAllocator, Protocol):
     """Copies to and from a device. Thread-safe, except `address`.
 
-    A call returns after its copy. Raises MemoryError if host memory is short, RuntimeError if the
-    device fails.
+    A call returns after its copy. It raises MemoryError if host memory is short, and RuntimeError
+    if the device fails.
     """
 
     def address(self, array: mx.array) -> int:
-        """Return the device address of an evaluated, contiguous array, valid until the host reads
-        it. Only MLX's thread may call this."""
+        """Return the device address of an evaluated, contiguous array. The address is valid until
+        the host reads the array. Only MLX's thread may call this."""
 
     def pin(self, address: int, n_bytes: int) -> None:
         """Let the device access host memory until `unpin`."""
@@ -77,10 +77,10 @@ def address_of(data: bytes | memoryview) -> int:
 
 
 _MOST_FREE_BYTES = 1 << 30
-"""The most bytes of unused memory to keep."""
+"""The maximum number of bytes of unused memory to keep."""
 
 _STEP = 4 << 20
-"""Larger pieces are multiples of this many bytes."""
+"""The size of a larger piece is a multiple of this many bytes."""
 
 
 class HostMemory:
@@ -121,7 +121,7 @@ class HostMemory:
 
 
 def _size_for(n_bytes: int) -> int:
-    """Return the size of a piece for `n_bytes`: one of few, so that pieces can be reused."""
+    """Return the size of a piece for `n_bytes`. There are few sizes, so pieces can be reused."""
     if n_bytes > _STEP:
         return -(-n_bytes // _STEP) * _STEP
     return 1 << max(0, n_bytes - 1).bit_length()
@@ -144,7 +144,7 @@ _THREADS = 2
 
 
 Room = Callable[[int], memoryview | None]
-"""Takes a body's size in bytes; returns memory for it, or None."""
+"""Takes a body's size in bytes. Returns memory for the body, or None."""
 
 
 class Place(Protocol):

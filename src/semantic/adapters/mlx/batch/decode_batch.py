@@ -1,4 +1,4 @@
-"""Continuous batching: the protocol of a decode batch, and the batch for our own caches."""
+"""Continuous batching: the protocol of a decode batch, and a batch for our own caches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Group(NamedTuple):
 
 
 class BatchRows:
-    """The caches of a batch's rows, and the model's step over them."""
+    """The caches of a batch's rows. `logits` computes the model's next step over them."""
 
     def __init__(self, model: Module) -> None:
         self.model = model
@@ -36,16 +36,16 @@ class BatchRows:
 
     @property
     def layers(self) -> list[BatchLayer]:
-        """The caches, by layer. Callers may replace them."""
+        """The batch's cache in each layer. Callers may replace the caches."""
         return self._groups[0].layers if self._groups else []
 
     @property
     def states(self) -> list[mx.array]:
-        """The states after a step. Evaluate all of them."""
+        """The arrays of all recurrent states after a step. Callers must evaluate them."""
         return states(self.layers)
 
     def join(self, sequences: Sequence[Sequence[LayerCache]]) -> None:
-        """Append sequences as rows."""
+        """Append `sequences` to the batch, with one row per sequence."""
         for _, run in itertools.groupby(sequences, state_shapes):
             members = list(run)
             layers = [merge(layer) for layer in zip(*members, strict=True)]
@@ -70,7 +70,7 @@ class BatchRows:
         return cast(list[LayerCache], caches)
 
     def logits(self, inputs: mx.array) -> mx.array:
-        """Append one token of `inputs` to each row and return the logits, (rows, vocab)."""
+        """Append one token of `inputs` to each row. Return the step's logits, (rows, vocab)."""
         if len(self._groups) == 1:
             return self._group_logits(inputs, self._groups[0].layers)
         found: list[mx.array] = []
@@ -105,15 +105,15 @@ class BatchRows:
 
 
 Agree = Callable[[mx.array], mx.array]
-"""Takes the tokens that a rank sampled, (rows,), and returns the tokens that all ranks use."""
+"""Takes a rank's sampled tokens and returns the tokens that all ranks use. Both are (rows,)."""
 
 _CLEAR_EVERY = 512
-"""Steps between calls of `mx.clear_cache`, as in mlx-lm."""
+"""The number of steps between two calls of `mx.clear_cache`, as in mlx-lm."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A sequence to join: its caches, which contain `history`, and its next input token."""
+    """A sequence to join a batch. Its caches contain the tokens in `history`."""
 
     sequence: SequenceId
     caches: list[LayerCache]
@@ -125,7 +125,7 @@ class NewSequence:
 
 
 class Emitted(NamedTuple):
-    """A sequence's sampled token and the log-probabilities, (vocab,).
+    """A token that a step sampled for a sequence. Log-probabilities are (vocab,).
 
     If the model's logits contain NaN or infinity, `finite` is False and `token` is arbitrary.
     """
@@ -141,28 +141,28 @@ class DecodeBatch(Protocol):
 
     @property
     def stream(self) -> mx.Stream:
-        """The stream of all computations."""
+        """The MLX stream on which the batch computes."""
 
     @property
     def max_joins_per_step(self) -> int | None:
-        """The most sequences that may join per step; None if there is no limit."""
+        """The maximum number of sequences that may join per step; None if there is no limit."""
 
     def __contains__(self, sequence: object) -> bool: ...
 
     def __len__(self) -> int: ...
 
     def join(self, joining: Sequence[NewSequence]) -> None:
-        """Add sequences to the next step."""
+        """Add the sequences in `joining` to the next step."""
 
     def settle(self) -> None:
         """Make the caches contain all tokens that `step` has returned. After an error the batch
         must not be used."""
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
-        """Return the sampled token that `step` has not returned yet; None if unavailable."""
+        """Return the sequence's token that `step` has not returned yet; None if it is unknown."""
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
-        """Remove a sequence. Its caches contain all tokens that `step` has returned."""
+        """Remove a sequence and return its caches, with all tokens that `step` has returned."""
 
     def step(self) -> list[Emitted]:
         """Launch a step and return the tokens of the previous step, if any."""
@@ -170,9 +170,9 @@ class DecodeBatch(Protocol):
 
 class _Next(Enum):
     PROMPT = auto()
-    """The last prompt token; the row returns no token."""
+    """The row's token is the last prompt token. `step` does not return it."""
     FIRST = auto()
-    """The first sampled token."""
+    """The row's token is the first sampled token."""
     LATER = auto()
 
 
@@ -187,14 +187,14 @@ class _Row:
 
 
 class ContinuousBatch:
-    """A `DecodeBatch` for our own caches, which join and leave without copies."""
+    """A `DecodeBatch` for our own caches. Sequences join and leave it without copies."""
 
     max_joins_per_step = None
 
     def __init__(
         self, model: Module, *, launch_blocks: bool | None = None, agree: Agree | None = None
     ) -> None:
-        """`launch_blocks` says that launching a step waits for the previous step. None means the
+        """`launch_blocks` says that launching a step waits for the previous step. None selects the
         default device's value. `agree` makes all ranks use the same tokens."""
         self._launch_blocks = on_cpu() if launch_blocks is None else launch_blocks
         self._agree = agree
@@ -318,9 +318,9 @@ class ContinuousBatch:
         ]
 
     def _advance(self, inputs: mx.array) -> list[mx.array]:
-        """Build the next step from `inputs`; return additional arrays to evaluate with the step.
+        """Build the next step from `inputs`. Return more arrays to evaluate with the step.
 
-        Runs mlx-lm's operations in mlx-lm's order, so that the tokens are the same.
+        It runs mlx-lm's operations in mlx-lm's order, so that the sampled tokens are the same.
         """
         logits = self._caches.logits(inputs)
         # Tests the model's own logits: later, a mask may rightly add minus infinity.

@@ -25,7 +25,7 @@ from semantic.domain.value_objects import SequenceId
 
 
 class OneByOne(ContinuousBatch):
-    """A `DecodeBatch` that computes each sequence alone, with caches of any kind."""
+    """A `DecodeBatch` that computes each sequence alone. It accepts caches of any kind."""
 
     def __init__(self, model: Module, agree: Agree | None = None) -> None:
         super().__init__(model, agree=agree)
@@ -58,7 +58,7 @@ _UNLIMITED = 1 << 30
 
 
 class _Watch:
-    """A sequence's sampler and processors, and whether the logits for each token were finite."""
+    """Samples a sequence's tokens, and records whether the logits for each token were finite."""
 
     def __init__(self, sampler: Sampler, processors: Sequence[LogitsProcessor]) -> None:
         self._sampler = sampler
@@ -90,7 +90,7 @@ class GeneratorBatch:
     """A `DecodeBatch` over mlx-lm's BatchGenerator."""
 
     max_joins_per_step = 1
-    """mlx-lm gives an empty sequence that joins together with others a state of zeros."""
+    """If several sequences join together, mlx-lm gives an empty sequence a state of zeros."""
 
     def __init__(self, model: Module) -> None:
         self._generator = BatchGenerator(

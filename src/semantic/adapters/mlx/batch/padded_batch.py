@@ -1,4 +1,4 @@
-"""Decode batch that pads its rows, for GPUs without paged caches."""
+"""A decode batch that pads its rows. It serves GPUs without paged caches."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from semantic.domain.value_objects import LayerKind, ModelCacheSpec, SequenceId,
 from semantic.ports.generation import at_once
 
 Pads = Callable[[Sequence[int]], bool]
-"""Decides whether to pad a batch of sequences with these capacities, in tokens."""
+"""Takes the capacities of a batch's sequences, in tokens. Returns whether to pad the batch."""
 
 STABLE_STEPS = 4
-"""Steps without a join or leave before the batch pads its rows."""
+"""The number of steps without a join or leave after which a batch pads its rows."""
 
 
 class PaddedLayer(BatchKVCache):
-    """One layer of a padded batch, which holds the tokens of `rows`."""
+    """One layer's cache of a padded batch. It holds the tokens of `rows`."""
 
     def __init__(self, rows: Sequence[FullCache]) -> None:
-        """Copy all rows, and replace their buffers with `LentBuffer`s."""
+        """Copy the tokens of `rows`, and replace the rows' buffers with `LentBuffer`s."""
         lengths = [row.offset for row in rows]
         longest = max(lengths)
         capacity = max(row.buffer.capacity for row in rows)
@@ -57,7 +57,7 @@ class PaddedLayer(BatchKVCache):
             row.buffer = LentBuffer(row.buffer)
 
     def given_back(self) -> RaggedBatch[FullCache]:
-        """Return the rows as a ragged batch, copying each row to its own buffer."""
+        """Copy each row into its own buffer, and return the rows as a ragged batch."""
         keys, values, _, _, stop = cast(
             tuple[mx.array, mx.array, mx.array, mx.array, int], self.state
         )
@@ -73,7 +73,7 @@ class PaddedLayer(BatchKVCache):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows in a step."""
+        """The number of rows in a step."""
         return len(self._rows)
 
 
@@ -140,7 +140,7 @@ class PaddedBatch(ContinuousBatch):
 
 
 def _padded(rows: Sequence[mx.array], lengths: Sequence[int], capacity: int) -> mx.array:
-    """Return each row's tokens, padded on the left: (batch, kv_heads, capacity, head_dim)."""
+    """Pad each row on the left. Return an array, (batch, kv_heads, capacity, head_dim)."""
     _, heads, _, dim = rows[0].shape
     padded = mx.zeros((len(rows), heads, capacity, dim), rows[0].dtype)
     stop = max(lengths)
@@ -151,23 +151,23 @@ def _padded(rows: Sequence[mx.array], lengths: Sequence[int], capacity: int) -> 
 
 
 _MAX_PADDING_RATIO = 1.5
-"""The most memory for a padded batch, as a multiple of its sequences' capacity."""
+"""The maximum capacity of a padded batch, relative to the sum of its sequences' capacities."""
 
 
 def even(capacities: Sequence[int]) -> bool:
-    """Return whether sequences of these capacities, in tokens, need little padding."""
+    """Return whether sequences of `capacities` tokens need little padding in one batch."""
     padded = len(capacities) * max(capacities, default=0)
     return len(capacities) > 1 and padded <= _MAX_PADDING_RATIO * sum(capacities)
 
 
 PadsFor = Callable[[Module], Pads | None]
-"""Returns a function that decides which batches of a model have padding; None for no padding."""
+"""Returns a model's function `Pads`; None if batches of the model have no padding."""
 
 
 def pads_here(model: Module) -> Pads | None:
-    """Return `even` for a GPU that pads this model correctly; None otherwise.
+    """Return `even` if this device is a GPU that pads this model correctly; else None.
 
-    Padded rows take at most nine tenths of the time of ragged rows in `benchmarks.gpu_padded`.
+    In `benchmarks.gpu_padded`, padded rows take at most 90 % of the time of ragged rows.
     """
     return None if on_cpu() or not padding_works(model) else even
 
@@ -192,7 +192,7 @@ def new_batch(
     model: Module, layers: CacheLayers, pads: Pads | None, agree: Agree | None = None
 ) -> DecodeBatch:
     """Return an empty batch for sequences with caches from `layers`. Raises UnsupportedModelError
-    if it does not support `agree`."""
+    if this batch does not support `agree`."""
     if not layers.together:
         return OneByOne(model, agree)
     if not all(layers.ragged):

@@ -1,6 +1,6 @@
-"""The copy engine of a CUDA device, through the driver's C interface.
+"""Copies by the copy engine of a CUDA device, through the driver's C interface.
 
-MLX cannot copy to given host memory.
+MLX cannot copy to host memory that its caller chooses.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _HUGE_PAGE = 2 << 20
 _FROM_HUGE = 4 * _HUGE_PAGE
 _ADDRESS = "if (threadIdx.x == 0) address[0] = (unsigned long long)data;"
 _TESTED = 1 << 14
-"""How many numbers the test copies."""
+"""The number of array elements that the self-test copies."""
 _HALF, _WHOLE = 4, 8
-"""The test's rows: `_HALF` numbers each, `_WHOLE` numbers apart on the device."""
+"""A row of the self-test has `_HALF` numbers. On the device, rows begin `_WHOLE` numbers apart."""
 _ROWS = Rows(_TESTED // _WHOLE, 4 * _HALF, 4 * _WHOLE)
 
 
@@ -54,10 +54,10 @@ class _Copy2D(ctypes.Structure):
 
 
 class CudaDriver:
-    """A `CopyDriver` for the device that MLX computes on. One stream per thread."""
+    """A `CopyDriver` for MLX's device. Each thread copies on a stream of its own."""
 
     def __init__(self) -> None:
-        """Raise OSError if the driver's library is missing, RuntimeError if a call fails."""
+        """Raise OSError if the driver's library is missing, RuntimeError if a driver call fails."""
         self._cuda = ctypes.CDLL(_LIBRARY)
         self._call("cuInit", ctypes.c_uint(0))
         device = ctypes.c_int()
@@ -175,7 +175,7 @@ class CudaDriver:
 
 
 def copies_rightly(driver: CopyDriver) -> bool:
-    """Return whether the device copies arrays and rows correctly in both directions."""
+    """Return whether `driver` copies arrays and rows correctly in both directions."""
     array = mx.arange(_TESTED, dtype=mx.int32) + 1
     try:
         device = driver.address(array)
@@ -207,7 +207,7 @@ def _writes(driver: CopyDriver, device: int, host: memoryview, array: mx.array) 
 
 @functools.cache
 def transfers_here() -> Transfers | None:
-    """Return the copies for MLX's default device; None if its copy engine fails a test."""
+    """Return `Transfers` for MLX's default device; None if its copy engine fails the self-test."""
     if not on_cuda():
         return None
     try:

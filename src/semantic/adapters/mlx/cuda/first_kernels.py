@@ -1,4 +1,4 @@
-"""Compiles MLX's kernels for most 16-bit models in other processes while a program starts.
+"""As a program starts, other processes compile the kernels that most 16-bit models need.
 
 MLX would compile each kernel at its first use, which takes 3 to 5 s.
 """
@@ -22,7 +22,7 @@ _running: list[Popen[bytes]] = []
 
 
 def begin() -> None:
-    """Start compiling each kernel that the folder MLX_PTX_CACHE_DIR lacks."""
+    """Start compiling each kernel that is missing in the folder MLX_PTX_CACHE_DIR."""
     from semantic.adapters.mlx.device import on_cuda  # the processes do not need it
 
     folder = os.environ.get(_FOLDER)
@@ -85,7 +85,7 @@ KERNELS: Sequence[Callable[[], mx.array]] = (
     lambda: _fused(_gated_exactly, _row(), _row(), _row()),
     lambda: _fused(_decay, _row(), _row(), _row()),
 )
-"""One kernel per process."""
+"""Functions that each make MLX compile one kernel. Each runs in a separate process."""
 
 if __name__ == "__main__":
     chosen = int(sys.argv[1])

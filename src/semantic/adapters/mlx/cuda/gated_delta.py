@@ -24,9 +24,9 @@ _ROWS = _THREADS // _LANES
 _VECTOR = 4
 _WIDEST = 256
 _STAGED = 8192
-"""How many numbers of keys and queries fit into 32 KiB of shared memory."""
+"""The number of elements of keys and queries that fit into 32 KiB of shared memory."""
 _TOLERANCE = 1e-2
-"""The largest error, relative to the result's norm. Half precision is accurate to 4e-3."""
+"""The largest accepted error, relative to the result's norm. Half precision errs by 4e-3."""
 _SELF_TEST = 2, 70
 """Rows and tokens of the self-test: more tokens than fit into shared memory at a time."""
 
@@ -34,12 +34,12 @@ _operations = cast(Recurrence, gated_delta.gated_delta_ops)
 
 
 def install() -> None:
-    """Make mlx-lm's models compute the rule with the kernel on CUDA. Idempotent."""
+    """On CUDA, make mlx-lm's models compute the gated delta rule with our kernel. Idempotent."""
     setattr(gated_delta, HOOKED_NAME, compute)
 
 
 class Rule(NamedTuple):
-    """A compiled kernel's parameters. If `vector`, each number of a key has its own decay."""
+    """The parameters of a compiled kernel. If `vector`, each number of a key has its own decay."""
 
     k_heads: int
     v_heads: int
@@ -72,11 +72,11 @@ def compute(
     state: mx.array | None = None,
     mask: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """Return results, (rows, tokens, v_heads, v_dim), and states like mlx-lm's `gated_delta_ops`.
+    """Return the results and the new states, like mlx-lm's `gated_delta_ops`.
 
-    `q` and `k` are (rows, tokens, k_heads, k_dim), `v` is (rows, tokens, v_heads, v_dim). `g` and
-    `beta` are (rows, tokens, v_heads); `g` may be (..., k_dim). States are (rows, v_heads, v_dim,
-    k_dim).
+    `q` and `k` are (rows, tokens, k_heads, k_dim); `v` and results are (rows, tokens, v_heads,
+    v_dim). `g` and `beta` are (rows, tokens, v_heads); `g` may be (..., k_dim). States are (rows,
+    v_heads, v_dim, k_dim).
     """
     if state is None or (kernel := _kernel_of(q, k, v, g, beta, state)) is None:
         return _operations(q, k, v, g, beta, state, mask)

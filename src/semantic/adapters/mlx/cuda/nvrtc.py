@@ -48,8 +48,8 @@ C_TYPES = {mx.bfloat16: "bfloat", mx.float16: "half", mx.float32: "float"}
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A kernel's pointer parameter. The source text may use `NAME_strides[i]` for `n_strides` axes,
-    and `NAME_shape[0]` if `has_size`."""
+    """A kernel's pointer parameter. The source text may use its strides as `NAME_strides[i]`. If
+    `has_size`, the text may also use `NAME_shape[0]`."""
 
     name: str
     c_type: str
@@ -58,7 +58,7 @@ class Parameter:
 
 
 class CudaKernel:
-    """A kernel. The first call waits until it is compiled."""
+    """A CUDA kernel. Its first call waits until the kernel is compiled."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class CudaKernel:
         body: str,
         shared_bytes: int = 0,
     ) -> None:
-        """`body` becomes a C function with the parameters; `head` precedes the function."""
+        """`body` becomes a C function with these parameters. `head` precedes the function."""
         self._name = name
         self._inputs = tuple(inputs)
         self._shared_bytes = shared_bytes
@@ -85,8 +85,8 @@ class CudaKernel:
         output_shapes: Sequence[tuple[int, ...]],
         output_dtypes: Sequence[mx.Dtype],
     ) -> list[mx.array]:
-        """Launch the kernel and return its outputs, which are evaluated lazily. Raises RuntimeError
-        if the source text does not compile."""
+        """Return the kernel's outputs as arrays that are not evaluated yet. Raises RuntimeError if
+        the source text does not compile."""
         scalars: list[object] = []
         for parameter, one in zip(self._inputs, inputs, strict=True):
             if parameter.n_strides:

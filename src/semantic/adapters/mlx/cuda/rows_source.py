@@ -6,10 +6,10 @@ Consecutive tokens attend to almost the same keys, so a thread group reads these
 from __future__ import annotations
 
 KEYS = 32
-"""Keys per tile."""
+"""The number of keys per tile."""
 
 WARP_QUERIES = 16
-"""Queries per matrix instruction."""
+"""The number of queries per matrix instruction."""
 
 # A row of a tile is NK or NV vectors of 16 bytes, plus one vector of padding: at this odd distance,
 # eight rows begin in different banks. `mma` multiplies 16 x 16 by 16 x 8 numbers; a lane holds two

@@ -1,4 +1,4 @@
-"""KV caches of sequences, in one of two forms, and their bytes as stored blocks.
+"""KV caches of sequences, and their conversion to the bytes of stored blocks.
 
 `contiguous` keeps separate arrays per layer and sequence. `paged` keeps shared page pools. `forms`
 chooses between them.

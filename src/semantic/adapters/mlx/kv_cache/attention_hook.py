@@ -29,7 +29,7 @@ _Call = Callable[..., object]
 
 
 def choose_row_by_row(model: Module) -> None:
-    """Make the parts of `model` in `PARTS` compute batches row by row. Idempotent."""
+    """Make the functions of `model` that are in `PARTS` compute a batch row by row. Idempotent."""
     for kind, name in _parts(model):
         call = cast(_Call, getattr(kind, name))
         if not hasattr(call, "__wrapped__"):
@@ -38,7 +38,7 @@ def choose_row_by_row(model: Module) -> None:
 
 
 def is_row_by_row(model: Module) -> bool:
-    """Return whether the model has a part that computes batches row by row."""
+    """Return whether `model` has a function in `PARTS`."""
     return bool(_parts(model))
 
 
@@ -57,7 +57,7 @@ _Ragged = RaggedBatch[FullCache]
 
 
 def _latent_attention(call: _Call) -> _Call:
-    """Wrap DSA's attention so that its indexer gets the cache of latents."""
+    """Wrap DeepSeek's sparse attention (DSA) so that its indexer gets the cache of latents."""
 
     def attend(
         self: Module,
@@ -75,7 +75,7 @@ def _latent_attention(call: _Call) -> _Call:
 
 
 def _indexer(call: _Call) -> _Call:
-    """Wrap DSA's indexer to keep only the latents that it chooses."""
+    """Wrap DSA's indexer to keep only the latents that the indexer chooses."""
 
     def choose(
         self: Module, x: mx.array, qr: mx.array, mask: mx.array | None, cache: object = None
@@ -98,7 +98,7 @@ def _indexer(call: _Call) -> _Call:
 
 
 def _taken(tokens: mx.array, chosen: mx.array | None) -> mx.array:
-    """Return the tokens, (1, 1, n, dim), at indices `chosen`, (1, 1, 1, k); all if None."""
+    """Return the tokens at indices `chosen`, (1, 1, 1, k), or all tokens if `chosen` is None."""
     if chosen is None:
         return tokens
     return mx.take_along_axis(tokens, chosen.swapaxes(-1, -2), axis=2)
@@ -140,7 +140,7 @@ PARTS: Final[Mapping[tuple[str, str, str], Callable[[_Call], _Call]]] = {
     ("mlx_lm.models.minimax_m3_vl", "Attention", "_block_mask"): _block_mask,
     ("mlx_lm.models.rope_utils", "DynamicNTKScalingRoPE", "__call__"): _position,
 }
-"""The module, class and function of each part, and its replacement."""
+"""Maps the module, class and name of a function to the wrapper that replaces it."""
 
 
 HOOKED_NAME = "scaled_dot_product_attention"
@@ -158,7 +158,7 @@ def scaled_dot_product_attention(
     mask: Mask | RopeScores,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """mlx-lm's attention, extended to our batches."""
+    """Like mlx-lm's attention, but accept our batches too."""
     if _watchers.note is not None:
         _watchers.note(cache, mask)
     if isinstance(keys, PagedKeys):
@@ -182,7 +182,7 @@ def scaled_dot_product_attention(
 
 @contextlib.contextmanager
 def watching(note: Callable[[object, object], None]) -> Iterator[None]:
-    """Call `note(cache, mask)` at each call of attention on this thread in the `with` block."""
+    """In the `with` block, call `note(cache, mask)` at each call of attention on this thread."""
     before, _watchers.note = _watchers.note, note
     try:
         yield
@@ -247,10 +247,10 @@ def _decode_on_cpu(
     scale: float,
     added: Sequence[mx.array | None] | None,
 ) -> mx.array:
-    """Attend one query per sequence, with all query heads of a KV head in one matrix product.
+    """Compute attention for one query per sequence. One product has all query heads of a KV head.
 
-    MLX's CPU attention reads the keys once per query head. The keys are the left operand: MLX would
-    transpose and pack a right operand.
+    MLX's CPU attention reads the keys once per query head. The keys are the left operand, because
+    MLX would transpose and pack a right operand.
     """
     n_rows, n_heads, _, head_dim = queries.shape
     kv = list(zip(keys.rows, values.rows, strict=True))
@@ -286,7 +286,7 @@ def _decode_in_slots(
     sinks: mx.array | None,
     added: Parts | None,
 ) -> mx.array:
-    """Like `_decode_on_cpu`, but attend all rows that share an array in one operation."""
+    """Like `_decode_on_cpu`, but compute all rows that share an array in one operation."""
     n_rows, n_heads, _, head_dim = queries.shape
     kv_heads = keys.arrays[0].shape[1]
     if sinks is None:
@@ -318,8 +318,8 @@ def _decode_in_slots(
 
 
 def _scores(query: mx.array, k: mx.array, scale: float, more: mx.array | None) -> mx.array:
-    """Return the scores, (rows, kv_heads, group, tokens), of `query`, (rows, kv_heads, group,
-    dim)."""
+    """Return the query's scores, (rows, kv_heads, group, tokens). `query` is (rows, kv_heads,
+    group, dim)."""
     rows, kv_heads, group, _ = query.shape
     n_tokens = k.shape[2]
     if more is not None and more.shape[1] > 1:
@@ -348,7 +348,7 @@ def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:
 
 
 class _Streams(threading.local):
-    """One extra stream per thread: MLX lets no other thread use a stream."""
+    """One additional stream per thread, because MLX lets only one thread use a stream."""
 
     @functools.cached_property
     def second(self) -> mx.Stream:

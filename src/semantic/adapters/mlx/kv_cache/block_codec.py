@@ -1,7 +1,7 @@
-"""Codec between KV caches and stored blocks, with one byte layout for all caches.
+"""Converts KV caches to stored blocks and back. All caches have the same byte layout.
 
-A block body holds 256 tokens layer by layer: keys head by head, then values. A checkpoint holds all
-other data.
+A block body holds 256 tokens layer by layer. In each layer, keys come head by head, then values. A
+checkpoint holds all other data of the caches.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ BackendError if the layer does not hold the tokens."""
 
 
 class BlockMemory(Protocol[CacheT, MemoryT]):
-    """Converts caches of one form to bytes and back."""
+    """Converts caches of one form, contiguous or paged, to bytes and back."""
 
     def deferred(
         self, caches: Sequence[CacheT], layers: Sequence[int], tokens: range, room: Room | None
     ) -> DeferredBody | None:
-        """Start copying a block body to memory from `room`; return None if impossible."""
+        """Start copying a block body to memory that `room` returns. Return None if impossible."""
 
     def reader(self, caches: Sequence[CacheT]) -> ReadTokens:
-        """Return a function that reads tokens of `caches`."""
+        """Return a function that reads the bytes of tokens in `caches`."""
 
     def stage(
         self,
@@ -66,7 +66,7 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
         part: Part,
         tokens: range,
     ) -> list[BodyTarget]:
-        """Return one target for the block body of each block in `tokens`."""
+        """Return targets that receive the block bodies of `tokens`, one target per block."""
 
     def restore(
         self,
@@ -75,7 +75,7 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
         length: int,
         pieces: Sequence[Piece],
     ) -> list[CacheT]:
-        """Return the caches after `length` tokens, from staged bodies and a checkpoint's pieces."""
+        """Return the caches after `length` tokens, from bodies in `staging` and from `pieces`."""
 
 
 class BlockCodec(Generic[CacheT, MemoryT]):
@@ -90,8 +90,8 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         empty: Mapping[int, MlxLmCache],
         memory: BlockMemory[CacheT, MemoryT],
     ) -> None:
-        """`ragged[i]` is True if layer i uses our cache; `states` and `empty` are for other
-        layers."""
+        """`ragged[i]` is True if layer i uses our cache. `states` and `empty` are for layers with
+        mlx-lm's own cache."""
         self._spec = spec
         self._shapes = shapes
         self._ragged = ragged
@@ -150,7 +150,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
     def loading(
         self, caches: Sequence[CacheT], staging: Staging[MemoryT], part: Part, start: int, stop: int
     ) -> list[BodyTarget]:
-        """See `BatchBackend.loading`. `staging` holds the memory until `loaded`."""
+        """See `BatchBackend.loading`. `staging` keeps the targets' memory until `loaded`."""
         require_bodies(part, start, stop)
         if part is Part.FULL:
             staging.require_next(start, self.layout)
@@ -198,7 +198,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         return cast(tuple[str, Tree], state)[0]
 
     def _contents(self, length: int) -> list[tuple[int, range | None]]:
-        """Return a checkpoint's layers, each with its tokens, or None for a whole state."""
+        """Return each layer in a checkpoint with its tokens, or with None if it has a state."""
         contents: list[tuple[int, range | None]] = [
             (layer, window_edge(length, self._parts.window_tokens or 1))
             for layer in self._parts.window
@@ -221,7 +221,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
 
 @dataclass(frozen=True, slots=True)
 class PartLayers:
-    """The layers that each part stores token by token."""
+    """The layers that each part of a block stores token by token."""
 
     full: tuple[int, ...]
     window: tuple[int, ...]
@@ -233,7 +233,7 @@ class PartLayers:
 
 
 def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
-    """Assign each layer to a part. WINDOW holds only layers of the most common window size."""
+    """Assign each layer to a part. WINDOW has only layers of the most common window size."""
     windows = Counter(layer.window for layer, ours in zip(spec.layers, ragged, strict=True) if ours)
     del windows[None]
     size = windows.most_common(1)[0][0] if windows else None
@@ -249,7 +249,7 @@ def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
 def describe(
     parts: PartLayers, shapes: Sequence[LayerShape | None], others: Sequence[tuple[int, str]]
 ) -> BlockLayout:
-    """Return the layout of a model's blocks. `others` are (index, kind) of layers in no part."""
+    """Return the layout of a model's blocks. `others` are layers in no part: (index, kind)."""
     name = {
         "full": _describe_layers(parts.full, shapes),
         "window": _describe_layers(parts.window, shapes),
@@ -271,7 +271,7 @@ def window_start(length: int, window: int) -> int:
 
 
 def window_edge(length: int, window: int) -> range:
-    """Return the window's positions before its first whole block."""
+    """Return the positions in the window that precede the window's first whole block."""
     first = window_start(length, window)
     return range(first, min(whole_blocks(first), length))
 

@@ -46,7 +46,7 @@ class ArrayForm:
         return math.prod(self.shape) * self.dtype.size
 
     def fits(self, other: ArrayForm) -> bool:
-        """Return whether an array of the form `other` is acceptable here."""
+        """Return whether an array of the form `other` is acceptable in place of this form."""
         if self.dtype != other.dtype or len(self.shape) != len(other.shape):
             return False
         return all(
@@ -74,11 +74,11 @@ class Anything:
 
 Leaf = None | int | float | str | ArrayForm | StoredArray | Anything
 Tree = Leaf | tuple["Tree", ...] | list["Tree"]
-"""A layer's state, or its expected form, in which an int matches any int."""
+"""A layer's state, or a state's expected form. In an expected form, an int matches any int."""
 
 
 def write_checkpoint(layout: str, length: int, trees: Sequence[Tree]) -> bytes:
-    """Encode a checkpoint after `length` tokens; the arrays in `trees` are StoredArrays."""
+    """Encode a checkpoint after `length` tokens. The arrays in `trees` are StoredArrays."""
     arrays: list[StoredArray] = []
     table = {"layout": layout, "length": length, "layers": [_to_json(t, arrays) for t in trees]}
     head = json.dumps(table, separators=(",", ":")).encode()

@@ -1,7 +1,7 @@
 """The two forms of KV caches behind one interface, and the choice of a model's form.
 
-A model gets pages if this device's kernels pass their self-test and the logits over pages are
-right.
+A model gets pages if this device's kernels pass their self-test and the model's logits over pages
+are right.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ OFF_VARIABLE = "SEMANTIC_PAGES"
 """Environment variable that disables pages if it is "off"."""
 
 _PREPARED_PAGES = 8
-"""The pages of host memory to allocate at the start."""
+"""The number of host pages to allocate at the start."""
 
 LayerCache = ContiguousCache | PagedCache
 """The cache of one layer of one sequence."""
@@ -64,7 +64,7 @@ Memory = KVBuffer | HostPages
 """Memory that receives block bodies while a sequence loads."""
 
 AttentionFor = Callable[[PageKind], PagedAttention | None]
-"""Returns the attention over pages of a kind; None if the device has none."""
+"""Returns the attention over pages of a kind; None if the device has no kernels for them."""
 
 
 class CacheLayers(Protocol):
@@ -177,14 +177,14 @@ def find_kernels(kind: PageKind) -> PagedAttention | None:
 
 
 CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
-"""Layers that can use our caches, by fingerprint. Testing them takes most of a reload."""
+"""Maps a model's fingerprint to the layers that can use our caches. Testing layers is slow."""
 
 
 def choosing_contiguous(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None], name: str | None
 ) -> Slices[CacheForm]:
-    """Choose the contiguous form, yielding after each forward pass. Stores the chosen layers under
-    `name`, if given."""
+    """Choose the contiguous form. Yields after each forward pass. If `name` is given, later calls
+    with this name reuse the choice."""
     if name is not None and name in CHOSEN_LAYERS:
         ragged = CHOSEN_LAYERS[name]
     else:
@@ -203,7 +203,7 @@ def choosing_pages(
     shapes: Sequence[LayerShape | None],
     attention: AttentionFor,
 ) -> Slices[CacheForm | None]:
-    """Choose the paged form, yielding after each forward pass. Returns None if it is unusable."""
+    """Choose the paged form; return None if it is unusable. Yields after each forward pass."""
     form = yield from _testing_pages(probe, spec, shapes, attention)
     if form is None and probe.decoding is not probe.model:
         plain = LogitsProbe(probe.model, agree=probe.agree)
@@ -285,5 +285,5 @@ def _ways(model: Module, spec: ModelCacheSpec) -> tuple[Beside, ...]:
 
 
 def transfers_for(attention: Sequence[PagedAttention]) -> Transfers | None:
-    """Return the copies by the device's copy engine; None if `attention` may move pages."""
+    """Return `Transfers` with the device's copy engine; None if `attention` may move pages."""
     return transfers_here() if all(isinstance(one, PagedKernels) for one in attention) else None

@@ -1,6 +1,6 @@
 """Merges several sequences' caches of one layer into one layer of a batch.
 
-A recurrent layer's states are one array per part, in which row i belongs to sequence i.
+The merged states of a recurrent layer are arrays. Row i of each belongs to sequence i.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Row(Protocol):
 
 
 class StateBatch(ArraysCache):
-    """The states of the sequences in a batch, which models use like mlx-lm's ArraysCache.
+    """A recurrent layer's states of all sequences in a batch. Models use it like ArraysCache.
 
     Either all sequences have a state or none has one.
     """
@@ -48,7 +48,7 @@ class StateBatch(ArraysCache):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows without padding."""
+        """The number of rows without padding rows."""
         return len(self._rows)
 
     def pad_to(self, n_rows: int) -> None:
@@ -58,7 +58,7 @@ class StateBatch(ArraysCache):
         self._padding = padding
 
     def take(self, counts: Sequence[int]) -> None:
-        """Set each row's number of tokens in the next pass. The remaining tokens are padding."""
+        """Set each row's number of tokens in the next pass. A row's later tokens are padding."""
         self.lengths = mx.array([*counts, *[0] * self._padding], mx.int32)  # type: ignore[assignment]
 
     def filter(self, batch_indices: Sequence[int]) -> None:
@@ -81,13 +81,13 @@ class StateBatch(ArraysCache):
         return cast(ArraysCache, row)
 
     def end(self) -> None:
-        """Give every row its state back, in separate memory."""
+        """Put each row's state back into its sequence's cache, in separate memory."""
         for idx in range(len(self._rows)):
             self.extract(idx)
 
     @property
     def example(self) -> list[mx.array | None]:
-        """The states of some rows."""
+        """The states of at least one row."""
         return self._joining[-1] if self._joining else self.cache
 
     # Called by models
@@ -157,7 +157,7 @@ def _ranges(indices: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class BatchLayer(Protocol):
-    """One layer of a batch."""
+    """One layer's cache of a batch."""
 
     @property
     def n_rows(self) -> int: ...
@@ -177,7 +177,7 @@ class _Merges(Protocol):
 
 
 def merge(caches: Sequence[object]) -> BatchLayer:
-    """Merge one layer's caches, one per sequence, into a layer of a batch."""
+    """Merge one layer's caches into a layer of a batch. Each cache becomes a row."""
     first = caches[0]
     if isinstance(first, ArraysCache):
         return cast(BatchLayer, StateBatch(cast("Sequence[ArraysCache]", caches)))
@@ -200,7 +200,7 @@ def pad(layer: BatchLayer, n_rows: int) -> None:
 
 
 def states(layers: Sequence[BatchLayer]) -> list[mx.array]:
-    """Return the arrays of all states. A step's logits do not depend on its own states."""
+    """Return the arrays of all states in `layers`."""
     found: list[mx.array] = []
     for layer in layers:
         if isinstance(layer, StateBatch):

@@ -1,4 +1,4 @@
-"""A model's cache spec, with the masks and positions that its layers use.
+"""Reads a model's cache spec, and the masks and positions that its layers use.
 
 The masks come from a forward pass that MLX never evaluates.
 """
@@ -21,7 +21,7 @@ from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
 
 NARROW = 8
-"""Tokens in a narrowed window, chunk or token budget."""
+"""The number of tokens in a narrowed window, chunk or token budget."""
 
 _NUMBERS = (
     (re.compile(r"topk_blocks$"), 2),
@@ -36,7 +36,7 @@ _Values = MutableMapping[str, object]
 
 @contextmanager
 def narrowed(*models: Module) -> Iterator[bool]:
-    """In the `with` block, shrink the windows of idle models. Yields whether any changed."""
+    """In the `with` block, shrink the windows of idle models. Yields whether any window changed."""
     changed: list[tuple[_Values, str, object]] = []
     try:
         for values in _configurations(models):
@@ -134,7 +134,7 @@ def _nested(nesting: _Nesting, leaves: Iterator[object]) -> object:
 
 
 PROMPT_CHUNK = 2048
-"""The tokens of a prompt that mlx-lm computes at once."""
+"""The number of prompt tokens that mlx-lm computes at once."""
 
 # Errors that a model raises if it needs more from its caches than one traced token provides.
 _UNTRACEABLE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
@@ -157,7 +157,7 @@ def read_spec(model: object) -> ModelCacheSpec | None:
 
 
 def read_shapes(model: Module) -> list[LayerShape | None]:
-    """See `spec_reader.read_shapes`. Also None for a layer whose mask is wider than its cache."""
+    """Like `spec_reader.read_shapes`, but None if a layer's mask is wider than its cache."""
     shapes = spec_reader.read_shapes(model)
     masks = _read_masks(model)
     return [None if mask.overhangs else shape for shape, mask in zip(shapes, masks, strict=True)]
@@ -204,7 +204,7 @@ def _traced(cache: object, asked: dict[int, tuple[mx.array, int]]) -> object:
 
 class _FullCache(KVCache):
     def __init__(self, asked: dict[int, tuple[mx.array, int]]) -> None:
-        """`asked` maps the id of each mask to the mask and its window."""
+        """`asked` maps a mask's id to the mask and its window."""
         cast(Callable[[], None], super().__init__)()
         self.mask = _Mask()
         self.asked = asked
@@ -244,7 +244,7 @@ def _with_window(layer: LayerSpec, window: int | None) -> LayerSpec:
 
 
 def _limits_of_positions(model: Module) -> Iterator[int]:
-    """Yield how many tokens some rotary embeddings position independently of a chunk's length."""
+    """Yield the lengths up to which some rotary embeddings do not depend on a chunk's length."""
     known: dict[tuple[object, ...], bool] = {}
     for rope in cast(Callable[[], list[Module]], model.modules)():
         limit = getattr(rope, "max_position_embeddings", None)

@@ -1,4 +1,4 @@
-"""Finds the layers that can use our caches, by running a few tokens when a model loads."""
+"""Finds a model's layers that can use our caches, by computing a few tokens at loading."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ _STEPS = ((2, 7, 1), (1, 8, 2), (2, 8, 1))
 """Tokens that follow the test's sequences; all are valid in any vocabulary."""
 
 _EXACT = 1e-3
-"""The largest difference of logits on a CPU in fp32, relative to their norm."""
+"""The largest accepted difference of logits on a CPU in fp32, relative to their norm."""
 
 _ROUNDED = {mx.bfloat16: 5e-2}
 _ROUNDED_LESS = 2e-2
-"""Differences that count as rounding, for bf16 and for all other types."""
+"""The largest differences that count as rounding, for bf16 and for all other types."""
 
 _TIMES_MLX_LM = 2.0
 _MOST_ROUNDED = 0.4
-"""The maximum of the rounding bound. Wrong attention makes a difference of at least 0.8."""
+"""The maximum difference that can count as rounding. Wrong attention differs by at least 0.8."""
 
 _COPIES = 4
-"""Copies of a sequence in a batch that shows how much prefill rounds."""
+"""The number of copies of a sequence in the batch that measures prefill's rounding."""
 
 _STRAYS = 3
-"""1 in this many logit vectors is ignored: rounding can change a token's expert."""
+"""1 in this many logit vectors is ignored, because rounding can change a token's expert."""
 
 # Errors that a model raises if it uses a handle as an array.
 _NOT_AN_ARRAY = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
@@ -78,14 +78,14 @@ Agree = Callable[[bool], bool]
 
 
 class LogitsProbe:
-    """Compares the logits of batches in given caches with those of the same sequences alone.
+    """Compares a batch's logits with the logits of the same sequences computed alone.
 
-    On a GPU they differ by rounding. mlx-lm's own batch shows by how much.
+    On a GPU both differ by rounding. mlx-lm's own batch shows by how much.
     """
 
     def __init__(self, model: Module, decoding: Module | None = None, agree: Agree = bool) -> None:
         """`model` computes single sequences; `decoding`, if given, computes batches. `agree` makes
-        all ranks of a sharded model find the same."""
+        all ranks of a sharded model reach the same result."""
         attention_hook.install(model)
         self.model = model
         self.agree = agree
@@ -120,8 +120,8 @@ class LogitsProbe:
 
     @contextlib.contextmanager
     def narrowed(self) -> Iterator[LogitsProbe | None]:
-        """Yield a probe of the model with small windows, chunks and budgets, valid in the `with`
-        block. Yields None if the model has none of them."""
+        """Yield a probe of the model with small windows, chunks and token budgets, valid in the
+        `with` block. Yields None if the model has none of them."""
         with narrowed(self.model, self.decoding) as changed:
             yield LogitsProbe(self.model, self.decoding, self.agree) if changed else None
 
@@ -141,7 +141,7 @@ class LogitsProbe:
         return self._yardstick_of("unpadded" if padded else "padded")
 
     def _yardstick_of(self, batch: _Batch) -> float:
-        """Return the largest error that rounding explains, measured in mlx-lm's own batch."""
+        """Return the largest error that rounding explains. mlx-lm's own batch shows it."""
         if batch not in self._yardsticks:
             try:
                 self._yardsticks[batch] = _most_rounded(self._differences_of(batch))
@@ -181,8 +181,8 @@ class LogitsProbe:
 def choosing_layers(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
 ) -> Slices[tuple[bool, ...] | None]:
-    """Choose for each layer whether it can use our cache, yielding after each forward pass. Returns
-    None if sequences cannot be batched."""
+    """Find the layers that can use our cache. Yields after each forward pass. Returns None if
+    sequences cannot be batched."""
     with probe.narrowed() as narrow:
         small = None if narrow is None else read_spec(probe.model)
         if narrow is not None and small is not None and (yield from narrow.computing()):
@@ -259,7 +259,7 @@ class _Recorder(PortableAttention):
 def _solo(
     model: Module, prompts: _Prompts = _PROMPTS, *, copies: int = 1
 ) -> Slices[list[mx.array]]:
-    """Compute each sequence alone in mlx-lm's own caches; return each step's logits, (2, vocab)."""
+    """Compute each sequence alone in mlx-lm's caches. Return each step's logits, (2, vocab)."""
     by_sequence: list[list[mx.array]] = []
     for row, prompt in enumerate(prompts):
         caches = make_prompt_cache(model)

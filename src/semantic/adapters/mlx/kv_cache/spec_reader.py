@@ -51,7 +51,7 @@ def read_shapes(model: Module) -> list[LayerShape | None]:
 
 
 def trace(model: Module, n_tokens: int) -> list[object]:
-    """Return mlx-lm's caches of a model after `n_tokens` tokens, without computing anything."""
+    """Return mlx-lm's caches of `model` after `n_tokens` tokens, without computing anything."""
     caches: list[object] = mlx_caches.make_prompt_cache(model)
     model(mx.zeros((1, n_tokens), dtype=mx.int32), cache=caches)
     return caches

@@ -1,4 +1,4 @@
-"""Staging memory of a loading sequence, and the order in which loads are valid."""
+"""Memory for the block bodies that a sequence loads, and checks of the order of loads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MemoryT = TypeVar("MemoryT")
 
 @dataclass(slots=True)
 class Staging(Generic[MemoryT]):
-    """Memory that receives block bodies of a sequence of `length` tokens so far.
+    """Memory that receives block bodies of a sequence. The sequence has `length` tokens so far.
 
     `window_tokens` are the positions of the WINDOW bodies.
     """
@@ -95,7 +95,7 @@ class Piece(NamedTuple):
 
 
 def blocks_in(tokens: range) -> int:
-    """Return how many blocks `tokens` covers. `tokens` must begin at a block's edge."""
+    """Return how many blocks `tokens` covers. `tokens` must begin at a block's first token."""
     return -(-len(tokens) // BLOCK_TOKENS)
 
 
@@ -127,7 +127,7 @@ def require_shape(shapes: Sequence[LayerShape | None], layer: int) -> LayerShape
 
 
 def require_bodies(part: Part, start: int, stop: int) -> None:
-    """Raise BackendError unless `start` to `stop` are the tokens of whole block bodies."""
+    """Raise BackendError unless block bodies can hold exactly the tokens `start` to `stop`."""
     if start % BLOCK_TOKENS or not 0 <= start < stop:
         raise BackendError(f"tokens {start} to {stop} do not begin at a block's edge")
     if part is Part.CHECKPOINT:

@@ -40,8 +40,8 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter with valid files. Its low-rank layers are the model's last `layers`, or all if
-    negative. `n_bytes` is its size in memory."""
+    """An adapter with valid files. Its low-rank layers are the model's last `layers` layers, or all
+    layers if `layers` is negative. `n_bytes` is the adapter's size in memory."""
 
     folder: Path
     kind: Kind
@@ -52,7 +52,7 @@ class Adapter:
 
     @property
     def words(self) -> str:
-        """A description, such as "LoRA of rank 8"."""
+        """A description of the adapter, such as "LoRA of rank 8"."""
         if self.kind == "full":
             return f"{len(self.shapes)} weights of its own"
         name = {"lora": "LoRA", "dora": "DoRA"}[self.kind]
@@ -77,7 +77,7 @@ def read_adapter(folder: Path) -> Adapter:
 
 def apply_adapter(model: Module, adapter: Adapter) -> Module:
     """Return a copy of `model` with the adapter applied, sharing unchanged arrays. Raises
-    ModelNotFoundError for another model's adapter."""
+    ModelNotFoundError if the adapter is for another model."""
     replaced = {name.rpartition(".")[0] for name in adapter.shapes}
     adapted = share(model, replaced if adapter.kind == "full" else ())
     base = arrays_of(adapted)
@@ -178,7 +178,7 @@ def _require_files(folder: Path) -> None:
 
 
 def _read_headers(path: Path) -> tuple[dict[str, tuple[int, ...]], int]:
-    """Return the arrays' shapes and their bytes in memory. Raises ModelNotFoundError."""
+    """Return the shapes of all arrays, and their total bytes. Raises ModelNotFoundError."""
     shapes: dict[str, tuple[int, ...]] = {}
     n_bytes = 0
     try:

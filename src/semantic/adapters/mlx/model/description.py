@@ -1,5 +1,4 @@
-"""Descriptions of models before loading: their caches, their size, and the form of their
-weights."""
+"""Describes models before loading: their caches, their size and the form of their weights."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ _GENERATION_CONFIG = "generation_config.json"
 _CONTEXT_FIELD = "max_position_embeddings"
 _MAX_CONFIG_BYTES = 1 << 22
 _MAX_LAYERS = 2048
-"""The most layers to accept: configurations are untrusted, and building layers is slow."""
+"""The maximum number of layers. Configurations are untrusted, and building layers is slow."""
 
 _MAX_VOCABULARY = 1 << 31
 
@@ -56,7 +55,7 @@ class CacheForm:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A model's size, caches and context on this device. `weights_bytes` is its size in memory."""
+    """A model's size, caches and context on this device. `weights_bytes` is the weights' size."""
 
     model_type: str
     spec: ModelCacheSpec
@@ -72,7 +71,7 @@ def describe(
 ) -> ModelDescription:
     """Describe the model in `folder`, with the adapter in the folder `adapter` if given.
 
-    If `file_bytes` gives the size of the weight files, they may be missing. Raises
+    If `file_bytes` gives the size of the weight files, these files may be missing. Raises
     ModelNotFoundError for unusable files and UnsupportedModelError for an unsupported model.
     """
     config = read_config(folder)
@@ -244,7 +243,7 @@ def read_context(model: object) -> int | None:
 
 
 def read_sampling(folder: Path) -> SamplingParams:
-    """Return the default sampling in `generation_config.json`; greedy if missing or invalid."""
+    """Return the default sampling in `generation_config.json`, or greedy if it is unusable."""
     try:
         given = json.loads((folder / _GENERATION_CONFIG).read_text())
     except (OSError, ValueError, RecursionError):

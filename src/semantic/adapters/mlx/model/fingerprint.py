@@ -34,7 +34,7 @@ _CLOCK_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A file's state, which changes with the content: no program can set `ctime_ns` back."""
+    """A file's metadata, which changes with its content. No program can set `ctime_ns` back."""
 
     device: int
     inode: int
@@ -92,7 +92,7 @@ class DigestCache:
         self._changed = True
 
     def save(self) -> None:
-        """Write new entries to disk, readable only by the owner."""
+        """Write new digests to disk, readable only by the owner."""
         if not self._changed:
             return
         newest = dict(list(self._entries.items())[-_MAX_ENTRIES:])
@@ -164,7 +164,7 @@ _KIND = "sha256:"
 _CHUNK = 16 << 20
 _WORTH_CACHING = 64 << 20
 _THREADS = max(4, min(16, os.cpu_count() or 1))
-"""Threads that read in parallel: SHA-256 releases the interpreter lock."""
+"""The number of threads that hash in parallel. SHA-256 releases the interpreter lock."""
 
 
 def fingerprint(folder: Path, cache: DigestCache | None = None, *, any_chip: bool = False) -> str:
@@ -198,7 +198,7 @@ def is_fingerprint(model_id: str) -> bool:
 
 
 def file_states(folder: Path) -> dict[str, FileState]:
-    """Return the state of each file in the fingerprint, by name. May raise OSError."""
+    """Return the states of the files in the fingerprint, by file name. May raise OSError."""
     return {path.relative_to(folder).as_posix(): FileState.of(path) for path in _files_of(folder)}
 
 
@@ -222,8 +222,8 @@ def numerics(*, any_chip: bool = False) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with the model's weights, from its index if there is one. Raises OSError if
-    the index is malformed or files are missing."""
+    """Return the model's weight files, as its index lists them if it has one. Raises OSError if the
+    index is malformed or files are missing."""
     index, alone = folder / _INDEX, folder / _ALONE
     named = [folder / name for name in _names_in(index)] if index.is_file() else []
     missing = [path.name for path in named if not path.is_file()]

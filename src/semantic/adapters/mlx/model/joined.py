@@ -18,13 +18,13 @@ JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of a module's linear layers that get the same input."""
 
 MOST_ROWS = 256
-"""The most tokens in a call for which layers join."""
+"""The maximum number of tokens in a call that a joined product computes."""
 
 _ARRAYS = ("weight", "scales", "biases", "bias")
 
 
 def join(model: Module, names: Sequence[Sequence[str]] = JOINED) -> Module:
-    """Return a model with joined products that computes the same and shares `model`'s weights."""
+    """Return a model with joined products. It computes the same and shares `model`'s weights."""
     return _copied(model, {}, names)
 
 
@@ -40,7 +40,7 @@ def share(model: Module, apart: Collection[str] = ()) -> Module:
 
 
 def product_of(module: Module) -> Product | None:
-    """Return the joined product that computes a linear layer; None if there is none."""
+    """Return the joined product that computes a linear layer; None if no product does."""
     return module.product if isinstance(module, _Takes) else None
 
 
@@ -103,11 +103,11 @@ class _Takes(Module):
 
 
 class _Part(_Takes, Linear):
-    """A part with unquantized weights."""
+    """A linear layer of a joined product, with unquantized weights."""
 
 
 class _QuantizedPart(_Takes, QuantizedLinear):
-    """A part with quantized weights."""
+    """A linear layer of a joined product, with quantized weights."""
 
 
 def _copied(module: Module, known: dict[int, Module], names: Sequence[Sequence[str]]) -> Module:

@@ -65,7 +65,7 @@ def read_pooling(folder: Path, default: Pooling) -> Pooling:
 def pool(states: mx.array, positions: mx.array, lengths: mx.array, pooling: Pooling) -> mx.array:
     """Return the sum of each row's pooled states, (rows, width).
 
-    `states` is (rows, columns, width), `positions` (1, columns) and `lengths` (rows,).
+    `states` is (rows, columns, width), `positions` is (1, columns) and `lengths` is (rows,).
     """
     ends = lengths[:, None]
     match pooling:
@@ -88,7 +88,7 @@ def vectors_of(sums: mx.array) -> tuple[Vector, ...]:
 
 
 def read_length(folder: Path) -> int | None:
-    """Return the longest text, in tokens, that `folder` declares; None if there is no limit."""
+    """Return the limit that `folder` declares on a text's tokens; None if there is no limit."""
     found = _read(folder / "sentence_bert_config.json")
     most = found.get("max_seq_length") if isinstance(found, dict) else None
     return most if type(most) is int and most > 0 else None
@@ -107,12 +107,12 @@ def _read(path: Path) -> object:
 
 
 CHUNK_TOKENS: Final = 512
-"""Tokens per chunk over all rows of a batch."""
+"""The number of tokens per chunk, over all rows of a batch."""
 
 _DECODER_PROBE: Final = (1, 2, 3)
 
 States = Callable[..., mx.array]
-"""Takes token ids, (rows, columns), and caches; returns states, (rows, columns, width)."""
+"""Takes token ids, (rows, columns), and caches. Returns states, (rows, columns, width)."""
 
 
 class _Embedder:
@@ -213,7 +213,7 @@ ENCODERS: Final = frozenset({"bert", "xlm_roberta"})
 
 _PACKAGE: Final = "mlx_embeddings"
 _STEP_TOKENS: Final = 1024
-"""Tokens in the rows of one step, including padding."""
+"""The number of tokens in the rows of one step, including padding."""
 _PROBE: Final = (5, 6, 7)
 
 
@@ -297,7 +297,7 @@ class EncoderRun:
 
 
 _MOST_TOKENS: Final = 1 << 15
-"""The most tokens in a text, even if a model declares more."""
+"""The maximum number of tokens in a text, even if a model declares more."""
 
 
 def load_embedder(folder: Path) -> tuple[Embedder, ModelDetails]:

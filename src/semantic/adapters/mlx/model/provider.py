@@ -118,7 +118,7 @@ class _Reading:
 
 @dataclass(eq=False)
 class Weights:
-    """A model as read from files, its tokenizer and its fingerprint."""
+    """A model as it was read from files, with its tokenizer and its fingerprint."""
 
     model: Module
     tokenizer: MLXTokenizer
@@ -207,7 +207,8 @@ def reading_model(
 ) -> Slices[Weights]:
     """Read the model in `folder` in slices; on a CPU its weights become fp32.
 
-    Raises ModelNotFoundError, and WeightsTooLargeError if the weights exceed `max_bytes`.
+    Raises WeightsTooLargeError if the weights exceed `max_bytes`. Raises ModelNotFoundError if the
+    model does not load.
     """
     newer = "try a newer version or another conversion of the model"
     with (
@@ -237,7 +238,7 @@ def reading_model(
 
 
 def adapting(model: Module, name: str, folder: Path) -> Slices[tuple[Module, str]]:
-    """Return `model` with the adapter in `folder`, and its id. Raises ModelNotFoundError."""
+    """Return `model` with the adapter in `folder`, and its new id. Raises ModelNotFoundError."""
     files = adapter_files(folder)
     adapter = read_adapter(folder)
     with (
@@ -276,7 +277,7 @@ def wrapping(
     decoding: Callable[[Module], Module] = shorten_here,
     ranks: Ranks | None = None,
 ) -> Slices[MLXBackend]:
-    """Return a backend for an mlx-lm model in memory, in slices of a few steps.
+    """Create a backend for an mlx-lm model in memory. Works in slices of a few steps.
 
     If `model_id` is None, the model gets a random id, so no stored cache matches it. Structured
     output needs the `tokenizer`. Raises InvalidRequestError if `model` is not an mlx-lm model.
@@ -357,13 +358,13 @@ def _tokenizer_in(folder: Path, ends: object = None) -> HuggingFaceTokenizer:
 
 
 def find_folder(model_id: str) -> Path:
-    """Return the folder of a path, a hub id or the embedded model. Downloads a hub id if necessary.
+    """Return the folder of the model `model_id`. Downloads the model if `model_id` is a hub id.
     Raises ModelNotFoundError."""
     return find_local(model_id) or _hub_folder(model_id)
 
 
 def find_local(model_id: str) -> Path | None:
-    """Return the folder of a path or of the embedded model; None for a hub id. Raises
+    """Return the folder of a local or embedded model; None for a hub id. Raises
     ModelNotFoundError."""
     if model_id == EMBEDDED_MODEL:
         return _MODELS / EMBEDDED_MODEL
@@ -401,7 +402,7 @@ def _hub_folder(hub_id: str) -> Path:
 
 
 _ROWS = 9
-"""Rows of the largest batch: not a power of two, so that padded batches occur too."""
+"""The number of rows in the largest batch. Padded batches occur as it is not a power of two."""
 _PROMPT = (1, 2, 3, 4)
 _CHUNK = 640
 """The length, in tokens, of a prompt that is too long to be rows of a batch."""

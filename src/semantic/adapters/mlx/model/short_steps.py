@@ -1,7 +1,7 @@
 """Decode steps with fewer kernels and less Python, for models built like Llama and Gemma 3.
 
-It leaves models with other source code unchanged. `tests/integration/test_joined.py` fails if
-mlx-lm changes its code.
+Models with other source code stay unchanged. `tests/integration/test_joined.py` fails if mlx-lm
+changes its code.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ _End = Callable[[mx.array, mx.array], mx.array]
 
 
 def source_digest(module: ModuleType) -> str:
-    """Return a digest of the source code of a module's layers and model."""
+    """Return a digest of the source code of the layers and the model in `module`."""
     parts = [getattr(module, name, None) for name in (*_PARTS, _MODELS[module])]
     source = "".join(inspect.getsource(part) for part in parts if part is not None)
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def shorten(model: Module, *, add_in_product: bool = True, compiled: bool = False) -> None:
-    """Make a joined model decode with fewer kernels, if its form is known.
+    """Make a joined model decode with fewer kernels, if its source code is in `SOURCES`.
 
     `compiled` shortens a step by at most 7 %. But on a GPU each new batch size then takes 3 s at
     first.
@@ -100,7 +100,7 @@ def _shorten(inner: Module, known: ModuleType, *, add_in_product: bool, compiled
 
 
 def keep_long(model: Module) -> None:
-    """Make `model` decode in mlx-lm's way. Joining shared layers would hold their weights twice."""
+    """Make `model` decode with mlx-lm's own code, because joining would copy shared weights."""
     vars(model)[_DECODING] = model
 
 
@@ -129,7 +129,7 @@ class _Layer:
         self._norms = _head_norms(self._block.self_attn)
 
     def heads(self, h: mx.array, offset: mx.array) -> _Heads:
-        """Return attention's inputs, from the residual stream `h`, (rows, 1, features)."""
+        """Return attention's inputs. The residual stream `h` is (rows, 1, features)."""
         attention = self._block.self_attn
         rows, n, n_kv = h.shape[0], attention.n_heads, cast(int, attention.n_kv_heads)
         product = self._heads(self._block.input_layernorm(h))
@@ -203,7 +203,7 @@ class _Outside:
 
 
 class _GemmaOutside(_Outside):
-    """Gemma's parts: scaled embeddings, and separate masks for layers with a window."""
+    """Gemma's parts outside its layers: scaled embeddings, and masks for layers with a window."""
 
     def embed(self, inputs: mx.array) -> mx.array:
         h = super().embed(inputs)

@@ -1,4 +1,4 @@
-"""The ranks except 0: each makes the calls that rank 0 announces, on its own shard."""
+"""Every rank except rank 0 makes the calls that rank 0 announces, on its own shard."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_ID = BlockId(0)
 
 
 def follow(backend: MLXBackend, ranks: Ranks) -> None:
-    """Make rank 0's calls until it ends normally. The process ends if it loses rank 0."""
+    """Make rank 0's calls until rank 0 ends normally. Losing rank 0 ends this process."""
     follower = Follower(backend, ranks.links.channels[0])
     while (frame := ranks.links.received.get()[1]).op is not Op.END:
         with ranks.links.computing(frame.op.name):
@@ -42,7 +42,7 @@ def wait_for_end(ranks: Ranks) -> bool:
 
 
 class Follower:
-    """Makes rank 0's calls on the backend of another rank."""
+    """Makes the calls that rank 0 announces, on the backend of another rank."""
 
     def __init__(self, backend: MLXBackend, channel: ChannelPort) -> None:
         self._backend = backend
@@ -138,7 +138,7 @@ class Follower:
         self._sender.submit(self._send, frame, body)
 
     def _send(self, frame: Frame, body: Body, room: Room | None = None) -> None:
-        """Send a body once it has arrived, or write it to `room`. Runs on another thread."""
+        """Send `body` to rank 0, or write it to `room`. Waits for the body on another thread."""
         try:
             data = body if isinstance(body, bytes) else body.wait()
             shared = None if room is None else room(len(body))

@@ -1,7 +1,7 @@
 """The backend of rank 0, which announces every call to the other ranks.
 
-All ranks make the same calls in the same order. A block's body consists of the parts of all ranks
-in order.
+All ranks make the same calls in the same order. A block's body consists of one part per rank, in
+the order of the ranks.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from semantic.ports.ranks import Data, Frame, Op
 PARTS = tuple(Part)
 """The parts of a block, by their number in frames."""
 KEY_SHIFT = 24
-"""How many low bits of a key hold an index. The higher bits hold the number of a call."""
+"""The number of low bits of a key that hold an index. The higher bits hold a call's number."""
 NO_KEY = -1
 """The key of a block without data."""
 _AGREE_SECONDS = 20.0
 """Seconds that the other ranks have to report a failure, after rank 0 failed."""
 _FREE_SECONDS = 1.0
-"""After this many seconds without calls, other ranks learn of freed blocks."""
+"""After this many seconds without calls, rank 0 tells the other ranks which blocks are free."""
 _LENGTH_BYTES = 8
 
 
 class Held:
-    """Rank 0's data of a block. Other ranks keep theirs under `key` while this object lives."""
+    """Rank 0's data of a block. Other ranks keep their data under `key` while this object lives."""
 
     __slots__ = ("__weakref__", "data", "key")
 
@@ -80,7 +80,7 @@ class Outcomes:
         self._done = -1
 
     def failed_there(self, number: int, rank: int, message: str) -> None:
-        """Record that a rank other than 0 failed in a call."""
+        """Record that a rank other than 0 failed in call `number`."""
         with self._changed:
             self._failed.setdefault(number, {})[rank] = message
             is_done = number <= self._done
@@ -89,7 +89,7 @@ class Outcomes:
             self._end(rank, message)
 
     def succeeded(self, number: int) -> None:
-        """Record that rank 0 succeeded in a call."""
+        """Record that rank 0 succeeded in call `number`."""
         with self._changed:
             self._done = number
             failed = self._failed.pop(number, {})
@@ -97,7 +97,7 @@ class Outcomes:
             self._end(rank, message)
 
     def failed_here(self, number: int, error: SemanticError) -> None:
-        """Return if all other ranks failed too; otherwise end the process."""
+        """Record that rank 0 failed in a call. Ends the process unless all other ranks failed."""
         others = self._ranks.size - 1
         with self._changed:
             alike = self._changed.wait_for(
@@ -113,7 +113,7 @@ class Outcomes:
 
 
 class _Arriving(NamedTuple):
-    """A part of a body that another rank will send or write to `room`."""
+    """Another rank's part of a block body. The rank will send the part or write it to `room`."""
 
     data: Future[Data]
     room: SharedRoom | None
@@ -138,7 +138,7 @@ class LeadingBackend(MLXBackend):
         grammars: GrammarCompiler | None,
         ranks: Ranks,
     ) -> None:
-        """See `MLXBackend`; `form` is of rank 0's shard. The other ranks must run `follow`."""
+        """See `MLXBackend`. `form` is rank 0's cache form. The other ranks must run `follow`."""
         super().__init__(form, model_id, vocab_size, grammars, None, ranks.from_first)
         self.ranks = ranks
         self._outcomes = Outcomes(ranks)
@@ -162,11 +162,11 @@ class LeadingBackend(MLXBackend):
         threading.Thread(target=self._receive, name="ranks", daemon=True).start()
 
     def before_end(self, call: Callable[[], object]) -> None:
-        """Register `call`, which runs before this process ends because it lost a rank."""
+        """Register a function to call before this process ends because of a lost rank."""
         self.ranks.links.before_end.append(call)
 
     def abandon(self) -> None:
-        """See `MLXBackend.abandon`. Ends the process."""
+        """See `MLXBackend.abandon`. Also ends the process."""
         self.ranks.links.end("the engine failed")
 
     def set_aside(self, n_bytes: int) -> None:
@@ -333,7 +333,7 @@ class LeadingBackend(MLXBackend):
                     channel.send(Frame(op, 0, freed))
 
     def _expect(self, room: SharedRoom | None = None) -> list[Future[Data]]:
-        """Return futures for the parts of a body that other ranks send in the next call."""
+        """Return one future per other rank, for its part of the body that the next call exports."""
         arriving: list[Future[Data]] = []
         for channel in self.ranks.links.channels:
             future: Future[Data] = Future()
@@ -383,7 +383,7 @@ def shard_backend(
     form: CacheForm, model_id: str, vocab_size: int, grammars: GrammarCompiler | None, ranks: Ranks
 ) -> MLXBackend:
     """Return the backend of this rank. Raises UnsupportedModelError if the model does not support
-    ranks, and BackendError if their caches differ."""
+    ranks, and BackendError if the ranks' caches differ."""
     if form.spec.reusable_tokens is not None:
         raise UnsupportedModelError(
             "the keys of this model depend on prefill's chunks: start it on one device"

@@ -54,7 +54,7 @@ class Ranks:
 
 
 def require_same(found: Sequence[bytes], what: str) -> None:
-    """Raise BackendError, on every rank, unless all ranks have the same data."""
+    """Raise BackendError on every rank unless `found` is the same on all ranks."""
     for rank, one in enumerate(found):
         if one != found[0]:
             raise BackendError(f"rank {rank} has a different {what} than rank 0")

@@ -24,14 +24,14 @@ from semantic.ports.generation import BodyTarget
 from semantic.ports.ranks import ChannelPort, Data, Frame, Op, Pins
 
 LEAST_BYTES = 1 << 15
-"""Parts with fewer bytes are sent, not shared: each piece costs a mapping per process."""
+"""The minimum size of a shared part, in bytes. Ranks send smaller parts."""
 _COPY_THREADS = 4
 _PREPARED = 4
-"""How many pieces to map in advance."""
+"""The number of pieces to map in advance."""
 
 
 class Loan(NamedTuple):
-    """A part of a call's body. It stays in shared memory until `rank` has read it."""
+    """A rank's part of a call's block body. It stays in shared memory until `rank` has read it."""
 
     rank: int
     number: int
@@ -65,7 +65,7 @@ class MappedMemory:
                 unmap_piece(address, n_bytes)
 
     def view(self, number: int, at: int, n_bytes: int) -> memoryview:
-        """Return part of a piece, pinned for the device. Raises RuntimeError on failure."""
+        """Return `n_bytes` of a piece, pinned for the device. Raises RuntimeError on failure."""
         if number not in self._pieces:
             raise RuntimeError("cannot map memory of rank 0")
         address, size = self._pieces[number]
@@ -76,7 +76,7 @@ class MappedMemory:
         return memoryview(piece).cast("B")[at : at + n_bytes]
 
     def offer(self, call: int, where: Sequence[int]) -> None:
-        """Record where rank 0 wants the body of a call. If `where` is empty, this rank sends it."""
+        """Record where rank 0 wants a body. If `where` is empty, this rank sends the body."""
         self._room(call).set_result(where)
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
@@ -153,7 +153,7 @@ class SharedMemory:
         return self._transfers.memory.take(n_bytes)
 
     def where(self, data: memoryview) -> tuple[int, int, int] | None:
-        """Return piece, offset and length in bytes of `data`; None if it is not shared."""
+        """Return piece number, offset and length of `data` in bytes; None if it is not shared."""
         if not isinstance(data.obj, ctypes.Array):
             return None
         begin = ctypes.addressof(data.obj)
@@ -161,8 +161,8 @@ class SharedMemory:
         return piece and (piece[0], address_of(data) - begin, data.nbytes)
 
     def lend(self, data: memoryview, loan: Loan) -> tuple[int, ...]:
-        """Share `data`, or a copy, with a rank until `taken`. Returns its place, empty if shared
-        memory is short."""
+        """Share `data`, or a copy of it, with a rank until `taken`. Returns the place of the data,
+        which is empty if shared memory is short."""
         where = self.where(data)
         if where is None:
             copy = self.take(len(data))
@@ -175,7 +175,7 @@ class SharedMemory:
         return where
 
     def taken(self, loan: Loan) -> None:
-        """End a loan, because the rank has read its part."""
+        """End a loan, because the rank has read its part of the body."""
         del self._lent[loan]
 
     def allocate(self, n_bytes: int) -> int:
@@ -219,7 +219,7 @@ def shared_by(channels: Sequence[ChannelPort]) -> SharedMemory | None:
 
 
 class SharedRoom:
-    """Memory for the body that one call exports, and for the other ranks' parts of it."""
+    """Memory for the block body that one call exports. Other ranks write their parts to it."""
 
     def __init__(self, memory: SharedMemory, channels: Sequence[ChannelPort], number: int) -> None:
         self._memory = memory
@@ -230,8 +230,8 @@ class SharedRoom:
         """The body, complete once all parts have arrived; None if the ranks send their parts."""
 
     def take(self, n_bytes: int) -> memoryview | None:
-        """Take memory for the body and return rank 0's part; None if the other ranks send
-        theirs."""
+        """Take memory for the body and return rank 0's part of it. Return None if the other ranks
+        send their parts."""
         places: dict[int, tuple[int, ...]] = {}
         try:
             for channel in self._channels:
@@ -247,14 +247,14 @@ class SharedRoom:
         return None if self.whole is None else self.whole[:n_bytes]
 
     def arrived(self, rank: int, *, written: bool) -> None:
-        """Copy a rank's part into the body, if the rank has `written` it."""
+        """Copy a rank's part into the body, if the rank has `written` this part."""
         part = self._parts.pop(rank, None)
         if written and part is not None and self.whole is not None:
             _copy(part, self.whole[rank * len(part) :])
 
 
 def _copy(data: memoryview, to: memoryview) -> None:
-    """Copy on several threads: one thread is slower than memory."""
+    """Copy on several threads, because one thread is slower than memory."""
     source, target, step = address_of(data), address_of(to), -(-len(data) // _COPY_THREADS)
 
     def copy(at: int) -> None:
@@ -288,7 +288,7 @@ class GatheredBody:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A target on the other ranks: its `loading` call's number and its index."""
+    """Identifies a target on the other ranks: the number of its `loading` call, and its index."""
 
     channels: Sequence[ChannelPort]
     number: int

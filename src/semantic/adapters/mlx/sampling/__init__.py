@@ -1,1 +1,1 @@
-"""From logits to a token: samplers, penalties, logit bias, constrained decoding, logprobs."""
+"""Samplers, penalties, logit bias, constrained decoding and log-probabilities."""

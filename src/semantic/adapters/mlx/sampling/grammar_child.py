@@ -1,11 +1,11 @@
-"""Compiles grammars up to their first mask: as a function, and as a process that can be ended.
+"""Compiles grammars up to their first mask, in a function or in a separate process.
 
 The process never imports `semantic`. It reads frames from its standard input: a header, the bytes
 of all tokens, then grammars. A frame is its length in four bytes, big-endian, and its content. The
-answer to a grammar is a frame with its error, or an empty one.
+answer to a grammar is a frame with the grammar's error, or an empty frame.
 
-A grammar that exceeds a limit ends the process: by SIGPROF for CPU time, with `OUT_OF_MEMORY` or an
-abort for memory.
+A grammar that exceeds a limit ends the process. For CPU time the process ends by SIGPROF, for
+memory with `OUT_OF_MEMORY` or an abort.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ OUT_OF_MEMORY = 77
 """Exit status of a process that used too much memory."""
 
 _FRAME = 4
-"""Bytes that hold a frame's length."""
+"""The number of bytes that hold a frame's length."""
 _STACK = 512 << 20
 """Bytes of address space for the deep stack, which takes memory only as it grows."""
 _POLL_S = 0.02
-"""Seconds between two checks of the memory in use."""
+"""The number of seconds between two checks of the memory in use."""
 _SMALL_STACK = 1 << 20
 """Bytes of every other thread's stack."""
 _THREADS = 64 << 20
 """Bytes of address space for other threads."""
 _FRESH = 4
-"""A process ends itself once old memory fills a quarter of its limit."""
+"""The process ends itself once its memory has grown by a quarter of its limit."""
 _NICE = 10
 """The process's niceness."""
 _PAGES = Path("/proc/self/statm")
-"""Pages of address space, then of memory. `ru_maxrss` would include the parent's use."""
+"""The numbers of pages of address space and of memory. `ru_maxrss` would include the parent's."""
 _LIMITS = LLParserLimits(verbose_errors=False)
-"""llguidance's defaults apply to a step, not to compiling. Verbose errors quote the grammar."""
+"""llguidance's default limits are for a step, not for compiling. Verbose errors quote grammars."""
 
 
 class Header(TypedDict):
@@ -111,7 +111,7 @@ def on_deep_stack(function: Callable[[], Result]) -> Result:
 
 
 def write_frame(to: IO[bytes], content: bytes) -> None:
-    """Write one frame. Raises OSError if the other end has closed."""
+    """Write one frame. Raises OSError if the reader has closed the other end."""
     to.write(len(content).to_bytes(_FRAME, "big") + content)
     to.flush()
 

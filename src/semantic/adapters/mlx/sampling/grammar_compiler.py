@@ -28,11 +28,11 @@ _MAX_COMPILED = 128
 _WEIGHT_PER_S = 32
 _MAX_WEIGHT = _MAX_COMPILED // 2
 _QUICK_S, _MAX_QUICK = 0.05, 4096
-"""The most CPU seconds for compiling on the engine's thread, and how many grammars to remember."""
+"""The maximum CPU seconds for a quick grammar, and the number of verdicts to remember."""
 _MAX_SCHEMA_ERRORS = 64
 _MAX_PREFIXES = 8
 _MAX_GRAMMAR = 1 << 18
-"""The most characters in a grammar, limited by the stack of `on_deep_stack`."""
+"""The maximum number of characters in a grammar. The stack of `on_deep_stack` limits it."""
 _MAX_MARK = 256
 _MAX_MESSAGE = 200
 
@@ -62,8 +62,8 @@ class GrammarCompiler:
         self._verdicts: Verdicts | None = None
 
     def guard(self, verdicts: Verdicts) -> None:
-        """Accept only cheap grammars and grammars that `verdicts` accepts. For others, raise the
-        verdict's error, or UncheckedGrammarError."""
+        """Accept only cheap grammars and grammars that `verdicts` accepts. For other grammars,
+        raise the verdict's error, or UncheckedGrammarError."""
         self._verdicts = verdicts
 
     def schema_error(self, schema: str, tenant: str = "") -> str:
@@ -87,7 +87,7 @@ class GrammarCompiler:
             raise UncheckedGrammarError(unknown, compiles=False)
 
     def require_enforceable(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError if a client's `grammar` is not valid by itself."""
+        """Raise InvalidRequestError unless the engine can enforce a client's `grammar`."""
         if self._verdicts is None:
             self.check(grammar)
             return
@@ -117,7 +117,7 @@ class GrammarCompiler:
         return GrammarMask(self.vocabulary, matcher, compiled.prefix, n_prompt)
 
     def _ready(self, grammar: Grammar) -> _Compiled:
-        """Return the compiled `grammar`. Compiles only quick ones: requests wait for this
+        """Return the compiled `grammar`. Compiles only a quick one, as requests wait for this
         thread."""
         with self._lock:
             found = self._compiled.get(grammar.tenant, grammar)
@@ -170,7 +170,7 @@ class GrammarCompiler:
 
 
 _CHEAP = 1024
-"""The most characters in a cheap grammar."""
+"""The maximum number of characters in a cheap grammar."""
 _EXPENSIVE = re.compile(
     r"""multipleOf|[pP]attern|allOf|anyOf|oneOf|[rR]ef"|format|x-guidance|%regex|%lark"""
     r"""|additionalProperties"\s*:\s*\{|\\u00[0-7]"""

@@ -36,11 +36,11 @@ _RUN = (
 _ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 """With this setting, glibc reserves no address space for each thread."""
 _ENVIRONMENT = {"DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH"}
-"""The only variables passed to the process; others may contain keys."""
+"""The only environment variables that the process gets. Other variables may contain keys."""
 _STARTS = 2
-"""Tries per grammar, since the process may fail by chance."""
+"""The number of tries per grammar, since the process may fail by chance."""
 _LINE = 200
-"""The most characters of the process's last message to repeat in an error."""
+"""The maximum number of characters of the process's last message to repeat in an error."""
 _MIB = 1 << 20
 
 
@@ -201,8 +201,8 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _reason(status: int, limits: ProcessLimits) -> str:
-    """Return why to refuse a grammar that ended the process. Raises CapacityError if it is not the
-    cause."""
+    """Return why to refuse a grammar that ended the process. Raises CapacityError if the grammar is
+    not the cause."""
     if status == -signal.SIGPROF:
         return f"compiling it takes more than {limits.cpu_s:g} s of CPU time; {_SIMPLER}"
     if status in (OUT_OF_MEMORY, -signal.SIGABRT):

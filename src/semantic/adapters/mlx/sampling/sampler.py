@@ -47,13 +47,13 @@ class Filters:
 
 
 _SCORED_ROWS = 32
-"""Positions per step of `score_tokens`."""
+"""The number of positions per step of `score_tokens`."""
 
 Sampler = Callable[[mx.array], mx.array]
-"""Takes log-probabilities, (1, vocab); returns a token id, (1,)."""
+"""Takes log-probabilities, (1, vocab). Returns a token id, (1,)."""
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
-"""Takes a sequence's tokens and its next logits, (1, vocab); returns the logits to sample from."""
+"""Takes a sequence's tokens and its next logits, (1, vocab). Returns the logits to sample from."""
 
 
 class SeededSampler:
@@ -79,13 +79,13 @@ class SeededSampler:
 
 def make_sampler(params: SamplingParams, drawn: int) -> Sampler:
     """Return a sampler for token number `drawn` of an answer and all later tokens. Raises
-    ValueError without a needed seed."""
+    ValueError if a needed seed is missing."""
     return greedy_sampler if params.greedy else SeededSampler(params, drawn)
 
 
 def draw(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
-    """Return a token id for each row, (rows,), as its own sampler would. `logprobs` is (rows,
-    vocab)."""
+    """Draw a token for each row with the row's own sampler. Token ids are (rows,), and `logprobs`
+    is (rows, vocab)."""
     groups: dict[object, list[int]] = {}
     for row, sampler in enumerate(samplers):
         alike = sampler.filters if isinstance(sampler, SeededSampler) else sampler
@@ -140,7 +140,7 @@ def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[To
 
 
 def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcessor:
-    """Unlike mlx-lm's penalties, OpenAI's count only tokens of the answer, and all of them."""
+    """Unlike mlx-lm's penalties, OpenAI's count all tokens of the answer and no others."""
     counts: mx.array | None = None
     counted = n_prompt
 

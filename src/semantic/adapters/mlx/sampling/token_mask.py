@@ -25,11 +25,11 @@ _BITS = mx.array(list(range(8)), dtype=mx.uint8)  # never evaluated: any thread 
 class Vocabulary:
     """The tokens of one model as bytes, and masks over them.
 
-    A model may have more logits than its tokenizer has tokens; masks exclude the rest.
+    A model may have more logits than its tokenizer has tokens. Masks exclude the excess logits.
     """
 
     def __init__(self, tokenizer: object, eos: Collection[int], size: int) -> None:
-        """`size` is the model's number of logits. Raises InvalidRequestError."""
+        """`size` is the number of logits. Raises InvalidRequestError for a bad tokenizer."""
         inner = tokenizer
         if isinstance(tokenizer, TokenizerWrapper):
             inner = tokenizer._tokenizer  # noqa: SLF001  not accessible otherwise
@@ -64,7 +64,7 @@ class Vocabulary:
 
 class FreePrefix:
     """Unconstrained text before a grammar, up to and including `mark`. A state is the part of
-    `mark` written so far, in bytes."""
+    `mark` that the text has reached, in bytes."""
 
     def __init__(self, vocabulary: Vocabulary, mark: str) -> None:
         self._vocabulary = vocabulary

@@ -1,1 +1,1 @@
-"""Chat format of a model: tokenizer, chat template, special tokens, tool-call parsing."""
+"""A model's chat format: tokenizer, chat template, special tokens and tool-call parsing."""

@@ -26,20 +26,20 @@ from semantic.domain.errors import InvalidRequestError
 T = TypeVar("T")
 
 _SECONDS = 10.0
-"""The most CPU seconds for a rendering. A chat of a million tokens takes less than one second."""
+"""The maximum CPU seconds for a rendering. A chat of a million tokens takes less than one."""
 _CHARACTERS = 1 << 26
-"""The most characters in one value, or in the whole text."""
+"""The maximum number of characters in one value, or in the whole text."""
 _MADE = 1 << 28
-"""The most characters in all values that a template makes."""
+"""The maximum number of characters in all values that a template makes."""
 _OBJECT, _REFERENCE = 64, 8
-"""Characters to count for a new part of a list, and for a reused part."""
+"""The number of characters to count for a new part of a list, and for a reused part."""
 _LARGEST_NUMBER = 1 << 24
 """The largest number that a template may pass to a function or filter."""
 _LARGEST_BITS = 1 << 12
 _TURNS_PER_LOOK = 256
 _PARTS_PER_LOOK = 1 << 16
 _WIDTH = re.compile(r"\d{7}|%[^a-zA-Z%]*\*")
-"""Matches a width in a format that is too large or that is itself an argument."""
+"""Matches a format whose width is too large, or is itself an argument."""
 _FORMATS = frozenset({"format", "format_map"})
 _TEXTUAL = _FORMATS | {
     "capitalize", "center", "escape", "forceescape", "indent", "lower", "mark_safe", "pprint",
@@ -60,7 +60,7 @@ class TemplateLimitError(InvalidRequestError):
 
 
 class _Budget(threading.local):
-    """Time and sizes that the rendering on this thread has used."""
+    """The time and the characters that the rendering on this thread has used."""
 
     ends: float | None = None
     turns = 0
@@ -121,7 +121,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(value[slice(*bounds)], _REFERENCE)
 
     def turn(self, n_characters: int, n_parts: int) -> str:
-        """Count a turn of a loop or a call of a macro, with its fixed text and its lists."""
+        """Count an iteration of a loop or a call of a macro, with its fixed text and its lists."""
         if _budget.ends is not None:
             _budget.turns += 1
             _add(n_characters)
@@ -139,7 +139,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Counting(NodeTransformer):
-    """Changes a template so that each turn of a loop and each call of a macro counts itself."""
+    """Changes a template so that it counts each iteration of a loop and each call of a macro."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - the visitor's names
         self.generic_visit(node)
@@ -289,7 +289,7 @@ def _has_nested_field(text: str) -> bool:
 
 
 def _check_numbers(called: object, given: Iterable[object]) -> None:
-    """Raise TemplateLimitError for large numbers, which may be a width or a count."""
+    """Raise TemplateLimitError for large numbers, because a number may be a width or a count."""
     too_large = any(isinstance(one, int) and abs(one) > _LARGEST_NUMBER for one in given)
     if too_large and _name(called) not in _FORMATS:
         raise TemplateLimitError("the chat template calls a function with too large a number")
@@ -355,7 +355,7 @@ def _checked(function: Callable[..., T]) -> Callable[..., T]:
 
 
 class _Filters(dict[str, Callable[..., object]]):
-    """An environment's filters, all with checks, including those that transformers adds later."""
+    """An environment's filters. All have checks, even filters that transformers adds later."""
 
     def __init__(self, filters: Mapping[str, Callable[..., object]]) -> None:
         super().__init__({name: _checked(one) for name, one in filters.items()})

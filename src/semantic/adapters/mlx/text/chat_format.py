@@ -54,10 +54,10 @@ _ANSWER_TEXT = "y"
 
 
 class IncrementalRenderer:
-    """Continues chats without rendering their history.
+    """Continues a rendered chat without rendering its history again.
 
     `is_supported` says whether the template allows it. `preserves_history` is True if a full
-    rendering shows earlier answers as generated.
+    rendering shows earlier answers exactly as the model generated them.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class IncrementalRenderer:
         loops_only: bool = False,
     ) -> None:
         """`render` renders a whole chat; `eos` tokens end an answer; `thinks` says that the model
-        marks thoughts. If `single_calls`, several calls become several answers."""
+        marks thoughts. If `single_calls`, several tool calls become several answers."""
         self._render = render
         self._eos = eos
         self._single_calls = single_calls
@@ -132,7 +132,7 @@ class IncrementalRenderer:
         return self.loops_only or last[0] != last[1]
 
     def _preserves_history(self, *, thinks: bool) -> bool:
-        """Return whether a rendering shows an answer as generated, even before a later question."""
+        """Return whether rendering a whole chat shows an earlier answer exactly as generated."""
         question = Message("user", "probe1")
         answer, other = (Message("assistant", "probe2", thought) for thought in ("no", "yes"))
         try:
@@ -185,7 +185,7 @@ class MLXChatFormat:
         parsers: Parsers | None = None,
     ) -> None:
         """`parsers` take precedence over the tokenizer's files. Raises InvalidRequestError if
-        `parsers` has a call parser but the template has no tools."""
+        `parsers` has a tool-call parser but the template has no tools."""
         inner = tokenizer.inner
         self._grammars = grammars or GrammarCompiler(None, (), 0)
         self._tokenizer = tokenizer
@@ -247,7 +247,7 @@ class MLXChatFormat:
         return tuple(self._special_tokens.encode_following(end))
 
     def render(self, chat: Chat) -> RenderedChat:
-        """See `ChatFormat.render`. Special tokens spelled out in a text stay text."""
+        """See `ChatFormat.render`. A special token that a text spells out stays text."""
         if not self._inner.has_chat_template:
             raise InvalidRequestError(NO_TEMPLATE)
         if self._features.loses_users:
@@ -280,7 +280,7 @@ class MLXChatFormat:
 
     @property
     def calls(self) -> str:
-        """A line for the log: how the engine parses calls and reasoning."""
+        """A line for the log, which says how the engine parses tool calls and reasoning."""
         marks = self.thought_marks
         thought = (
             "no reasoning" if marks is None else f"reasoning between {marks.start} and {marks.end}"
@@ -293,7 +293,7 @@ class MLXChatFormat:
 
     @property
     def history(self) -> str:
-        """A line for the log: how this template renders history."""
+        """A line for the log, which says how this template renders history."""
         if not self._incremental.is_supported:
             return "the chat template cannot continue an answer: every prompt renders all history"
         if not self._incremental.preserves_history:
@@ -383,7 +383,7 @@ class MLXChatFormat:
         return self._tokenizer.apply_template(messages, given)
 
     def _find_special_tokens(self, source: str) -> SpecialTokens:
-        """Return the special tokens, and the added tokens in `source` or the marks."""
+        """Return the special tokens, and the added tokens that are in `source` or in the marks."""
         pairs = [pair for pair in (self.thought_marks, self.call_marks) if pair]
         ours = "".join(mark for pair in pairs for mark in (pair.start, pair.end))
         around = self._around_messages()

@@ -1,4 +1,4 @@
-"""Features of a model's chat template, detected by rendering small chats when it loads."""
+"""Detects the features of a model's chat template, by rendering small chats at loading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semantic.adapters.mlx.text.bounded_template import TemplateLimitError
 
 TemplateMessage = dict[str, object]
 Apply = Callable[[list[TemplateMessage], "list[TemplateMessage] | None", Mapping[str, object]], str]
-"""Takes messages, tools and options; returns text that ends with the generation prompt."""
+"""Takes messages, tools and options. Returns text that ends with the generation prompt."""
 
 # Errors that a template raises for messages that it does not support: its own or, if it is Python
 # code or reads a missing value, Python's.
@@ -85,8 +85,9 @@ def detect_features(
 ) -> TemplateFeatures:
     """Detect a template's features by trial.
 
-    `source` is its text, empty for a template in Python. `parses_calls` is False if no parser
-    understands its calls. If `numbered_ids`, ids of calls must contain the tool's name.
+    `source` is the template's text, or empty for a template in Python. `parses_calls` is False if
+    no parser understands its tool calls. If `numbered_ids`, ids of calls must contain the tool's
+    name.
     """
     probe = _Probe(apply)
     is_lost = not probe.renders_users()
@@ -182,14 +183,14 @@ class _Probe:
         self._no_tools = no_tools
 
     def renders_users(self) -> bool:
-        """Return whether a user's text appears, at least after a system message."""
+        """Return whether the template renders a user's text, at least after a system message."""
         return self.renders("user") or self.renders("system", "user")
 
     def accepts_users(self) -> bool:
         return self._text([_message("user", 1)], None) is not None
 
     def renders(self, *roles: str) -> bool:
-        """Return whether messages with these roles appear in order. "" is an empty answer."""
+        """Return whether the template renders these roles in order. "" is an empty answer."""
         messages = _messages(roles)
         text = self._text(messages, None)
         return text is not None and _in_order(text, _contents(messages))
@@ -207,7 +208,7 @@ class _Probe:
         return text is not None and text != self._text(question, None) and "probetool" in text
 
     def renders_results(self) -> bool:
-        """Return whether the result of a call appears if the call is in an answer's text."""
+        """Return whether the template renders a tool result whose call is in an answer's text."""
         messages = [_message("user", 1), _message("assistant", 2), _message("tool", 3)]
         text = self._text(messages, [_TOOL])
         return text is not None and _in_order(text, _contents(messages))
@@ -224,7 +225,7 @@ class _Probe:
         before: Roles = ("user",),
         after: Roles = (),
     ) -> bool:
-        """Return whether calls and results appear between the roles `before` and `after`."""
+        """Return whether tool calls and results appear between the roles `before` and `after`."""
         given = arguments or (_TEXT if text_arguments else _OBJECT)
         calls = [_call(given, ids, number) for number in range(n_calls)]
         answer: TemplateMessage = {"role": "assistant", "content": text, "tool_calls": calls}

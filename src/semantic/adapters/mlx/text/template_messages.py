@@ -1,6 +1,6 @@
 """Turns chats into messages that one model's template supports.
 
-Unsupported parts become text: JSON between marks.
+Unsupported parts of a chat become text: JSON between marks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NUMBERED = re.compile(r"functions\..+:[0-9]+")
 
 
 WriteCalls = Callable[[Sequence[tuple[str, object]]], str]
-"""Takes calls' names and arguments; returns the text with which the model would make them."""
+"""Takes the names and arguments of tool calls. Returns the text of these calls."""
 
 
 class Escape(Protocol):
@@ -62,7 +62,7 @@ def template_messages(
     chat: Chat, features: TemplateFeatures, escape: Escape, write: WriteCalls
 ) -> list[TemplateMessage]:
     """Return the messages of `chat` for a template with these features. `write` returns the text of
-    calls."""
+    tool calls."""
     writer = _Writer(features, escape, write)
     messages = list(chat.messages)
     if chat.tools and not features.tools:
@@ -123,7 +123,7 @@ class _Writer:
             self._add_system("system", "")
 
     def end_calls(self) -> None:
-        """Write the calls left out of the last answer, each as an answer of its own."""
+        """Write the tool calls left out of the last answer. Each becomes an answer of its own."""
         while self._later:
             self._add_later()
 

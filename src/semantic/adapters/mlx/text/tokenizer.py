@@ -30,8 +30,7 @@ _BYTES: Final = {chr(byte): byte for byte in _PRINTABLE} | {
 
 
 def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], str]:
-    """Return a function with the results of a tokenizer's `decode`, without Python code if
-    possible."""
+    """Return a function with the same results as `decode`. If possible, it runs no Python code."""
     backend = _backend(decode)
     if backend is None:
         return decode
@@ -77,9 +76,9 @@ def _cleans(tokenizer: PreTrainedTokenizerFast, backend: Tokenizer) -> bool:
 
 _RUN: Final = re.compile(r"\s+|\S+")
 _LONG_RUN: Final = 1 << 12
-"""The most characters of a run that takes only milliseconds."""
+"""The maximum length of a run of similar characters that encodes in milliseconds."""
 _OTHER: Final = " a "
-"""Text that ends a run."""
+"""Text that ends a run of similar characters."""
 _SQUARE: Final = 8
 """A run is slow if four times its length takes over this many times as long."""
 _MOST_SECONDS: Final = 1.0
@@ -120,7 +119,7 @@ class HuggingFaceTokenizer(Protocol):
 
 
 class MLXTokenizer:
-    """A `Tokenizer` with the results of mlx-lm's. Thread-safe; decoding never waits."""
+    """A `Tokenizer` with the same results as mlx-lm's. Thread-safe; decoding never waits."""
 
     def __init__(
         self, inner: HuggingFaceTokenizer, clock: Callable[[], float] = time.thread_time
@@ -270,7 +269,7 @@ class SpecialTokens:
         return self._encode_as_text(text[:1]) + self._encode_as_text(text[1:])
 
     def encode_following(self, text: str) -> list[int]:
-        """Return the tokens of a part of a text, without SentencePiece's leading space."""
+        """Return the tokens of a continued text, without SentencePiece's leading space."""
         return self._encode_after_newline(text) if self._adds_space else self._encode(text)
 
     def _encode_after_newline(self, text: str) -> list[int]:
@@ -290,7 +289,7 @@ class Escaper:
         self.texts: list[str] = []
 
     def __call__(self, text: str, *, marks: bool = False) -> str:
-        """Return `text` with placeholders for special tokens and, if `marks`, for marks too."""
+        """Return `text` with placeholders for special tokens. If `marks`, replaces marks too."""
         pattern = self._special_tokens.all if marks else self._special_tokens.special
         return pattern.sub(self._replace, text)
 

@@ -1,1 +1,1 @@
-"""Caches in separate arrays: one buffer per sequence and layer, batched without padding."""
+"""KV caches with one buffer per sequence and layer. Their batches need no padding."""

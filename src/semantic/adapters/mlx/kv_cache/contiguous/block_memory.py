@@ -1,4 +1,4 @@
-"""A `BlockMemory` over contiguous caches: reads and writes stored blocks in place."""
+"""A `BlockMemory` over contiguous caches. It reads and writes block bodies in place."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ContiguousMemory:
         tokens: range,
         room: Room | None,
     ) -> ArrivingBody | None:
-        """See `BlockMemory.deferred`. Copies the arrays first: the next token overwrites them."""
+        """See `BlockMemory.deferred`. Copies arrays first: the next token overwrites them."""
         if self._transfers is None or not layers:
             return None
         pieces: list[mx.array] = []
@@ -134,7 +134,7 @@ class ContiguousMemory:
     def _window(
         self, old: ContiguousCache, piece: Piece, staging: Staging[KVBuffer], length: int
     ) -> SequenceCache:
-        """Return a window's cache: the checkpoint's tokens, then the loaded ones."""
+        """Return a window layer's cache with the checkpoint's tokens, then the loaded tokens."""
         layer, tokens = piece.layer, piece.tokens
         keys, values = cast(tuple[StoredArray, StoredArray], piece.tree)
         ranges = [BufferRange(KVBuffer(keys.load(), values.load()), 0, len(tokens))]
@@ -171,7 +171,7 @@ class _Reader:
         return _segments(buffer.k, start, stop), _segments(buffer.v, start, stop)
 
     def held(self, layer: int, tokens: range) -> tuple[KVBuffer, int]:
-        """Return a layer's keys and values, and the index at which `tokens` begin in them."""
+        """Return a layer's keys and values, and the index in both at which `tokens` begin."""
         buffer, held = _tokens_of(self._caches[layer])
         require_held(layer, held, tokens)
         shape = require_shape(self._shapes, layer)
@@ -212,7 +212,7 @@ def _tokens_of(cache: ContiguousCache) -> tuple[KVBuffer, range]:
 def _head_views(
     raw: memoryview, heads: int, capacity: int, start: int, stop: int
 ) -> Iterator[memoryview]:
-    """Yield each head's bytes of tokens `start` to `stop`; `raw` is (1, heads, capacity, dim)."""
+    """Yield each head's bytes of tokens `start` to `stop`. `raw` is (1, heads, capacity, dim)."""
     per_head = len(raw) // heads
     per_token = per_head // capacity
     for head in range(heads):

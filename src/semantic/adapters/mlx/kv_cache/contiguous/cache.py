@@ -1,6 +1,6 @@
-"""One layer's cache in its own arrays, for one sequence and for a ragged batch.
+"""One layer's contiguous cache, for one sequence and for a ragged batch.
 
-`RaggedBatch` replaces mlx-lm's padded batch caches. Joining and leaving copy nothing.
+`RaggedBatch` replaces mlx-lm's padded batch caches. Sequences join and leave it without copies.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from semantic.domain.value_objects import whole_blocks
 
 
 class KVBuffer:
-    """Keys (1, kv_heads, capacity, k_head_dim) and values (1, kv_heads, capacity, v_head_dim).
+    """One layer's keys and values of a sequence, each (1, kv_heads, capacity, head_dim).
 
-    MLX writes in place only while no other object refers to the array. So keep a part of a buffer
-    as a `BufferRange`, never as a view.
+    MLX writes to an array in place only while no other object refers to the array. To keep some
+    tokens of a buffer, use a `BufferRange`, never a view.
     """
 
     __slots__ = ("capacity", "k", "v")
@@ -42,7 +42,7 @@ class KVBuffer:
 
     @classmethod
     def gather(cls, ranges: Sequence[BufferRange], capacity: int) -> KVBuffer:
-        """Copy `ranges` into one buffer of `capacity` tokens."""
+        """Return a new buffer of `capacity` tokens with copies of the tokens in `ranges`."""
         pieces = join_neighbours(ranges)
         return cls(
             _concatenate([p.buffer.k[..., p.start : p.stop, :] for p in pieces], capacity),
@@ -71,7 +71,7 @@ class KVBuffer:
 
 
 class LentBuffer(KVBuffer):
-    """Replaces a buffer while an array that several sequences share holds its tokens."""
+    """Stands in for a buffer whose tokens are in an array that several sequences share."""
 
     __slots__ = ("_token_bytes",)
 
@@ -86,7 +86,7 @@ class LentBuffer(KVBuffer):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the sequence has reserved."""
+        """The number of bytes that the sequence has reserved."""
         return self.capacity * self._token_bytes
 
     def resize(self, kept: range, capacity: int) -> None:  # noqa: ARG002
@@ -96,7 +96,7 @@ class LentBuffer(KVBuffer):
 
 @dataclass(frozen=True, slots=True)
 class BufferRange:
-    """Tokens `start` to `stop` of a buffer, without a copy."""
+    """Refers to tokens `start` to `stop` of a buffer without copying them."""
 
     buffer: KVBuffer
     start: int
@@ -134,7 +134,7 @@ Mask = mx.array | str | None
 
 
 def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
-    """Return a mask, (n, before + n), in which a query sees the keys in its window."""
+    """Return a causal mask, (n, before + n). With a window, a query sees only keys in it."""
     queries = mx.arange(before, before + n)[:, None]
     keys = mx.arange(before + n)[None]
     mask = queries >= keys
@@ -151,7 +151,7 @@ def mask_over(n: int, before: int, window: int | None, *, as_array: bool = False
 
 
 class SequenceCache(ABC):
-    """One layer's keys and values of a sequence. `offset` is the position of the next token."""
+    """One layer's cache of a sequence. `offset` is the position of the next token."""
 
     window: int | None = None
 
@@ -161,7 +161,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append tokens, (1, kv_heads, n, head_dim) each; return all tokens that they attend to."""
+        """Append tokens, (1, kv_heads, n, head_dim). Return all tokens that they attend to."""
 
     @abstractmethod
     def reserve(self, capacity: int) -> None:
@@ -174,7 +174,7 @@ class SequenceCache(ABC):
     @property
     @abstractmethod
     def held(self) -> range:
-        """Positions of the tokens that the cache holds."""
+        """The positions of the tokens that the cache holds."""
 
     def ranges(self, size: int) -> list[BufferRange]:
         """Return the tokens that the cache holds, in ranges of at most `size` tokens."""
@@ -183,7 +183,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Return the last result of `update_and_fetch`, for layers that share a cache."""
+        """Return the last result of `update_and_fetch`. Layers that share a cache call this."""
 
     def make_mask(
         self,
@@ -202,7 +202,7 @@ class SequenceCache(ABC):
 
     @property
     def state(self) -> tuple[mx.array, mx.array]:
-        """The arrays to evaluate."""
+        """The cache's arrays, for `mx.eval`."""
         return self.buffer.k, self.buffer.v
 
     @property
@@ -211,7 +211,7 @@ class SequenceCache(ABC):
 
 
 class FullCache(SequenceCache):
-    """Holds every token of the sequence, token i at index i of the buffer."""
+    """A cache of every token of the sequence. Token i is at index i of the buffer."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         stop = self.offset + keys.shape[2]
@@ -237,7 +237,7 @@ class FullCache(SequenceCache):
 
     @property
     def keys(self) -> mx.array:
-        """The buffer's keys. Some models replace them to order computations."""
+        """The buffer's keys. Some models replace them to order MLX's computations."""
         return self.buffer.k
 
     @keys.setter
@@ -255,14 +255,14 @@ class FullCache(SequenceCache):
 
 
 class WindowCache(SequenceCache):
-    """Sliding window: holds at least the sequence's last `window` tokens."""
+    """A sliding-window layer's cache. It holds at least the sequence's last `window` tokens."""
 
     window: int
 
     def __init__(
         self, buffer: KVBuffer, offset: int, window: int, most: int, held: int = 0
     ) -> None:
-        """`most`, the maximum capacity of the buffer, must exceed `window`."""
+        """`most` is the buffer's maximum capacity. It must exceed `window`."""
         super().__init__(buffer, offset)
         self.window = window
         self._most = most
@@ -296,12 +296,12 @@ class WindowCache(SequenceCache):
 
     @property
     def state(self) -> tuple[mx.array, mx.array]:
-        """The arrays to evaluate. Reading `state` discards `update_and_fetch`'s last result."""
+        """The cache's arrays, for `mx.eval`. Discards the last result of `update_and_fetch`."""
         self._seen = None
         return super().state
 
     def _append_long(self, first: int, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """Append more tokens than fit. All of them attend to each other, but only the last stay."""
+        """Append more tokens than the buffer holds. All attend to all, but only the last stay."""
         old_k, old_v = self.buffer.read(first, self._held)
         seen = KVBuffer(mx.concatenate([old_k, k], axis=2), mx.concatenate([old_v, v], axis=2))
         total = seen.capacity
@@ -312,7 +312,7 @@ class WindowCache(SequenceCache):
         return seen.k, seen.v
 
     def reserve(self, capacity: int) -> None:
-        """See `SequenceCache.reserve`. The buffer has a maximum size."""
+        """See `SequenceCache.reserve`. The buffer never exceeds its maximum capacity."""
         target = min(whole_blocks(capacity), self._most)
         if target > self.buffer.capacity:
             self.buffer.resize(range(self._held), target)
@@ -328,7 +328,7 @@ class WindowCache(SequenceCache):
 
 
 class RaggedKeys(RaggedArray):
-    """Keys of a batch: row i has the keys for its queries, and `masks[i]` hides some of them."""
+    """The keys of a batch. `masks[i]` hides some of row i's keys from the row's queries."""
 
     masks: tuple[Mask, ...]
 
@@ -345,7 +345,7 @@ def _positions(offsets: tuple[int, ...]) -> mx.array:
 
 
 class BatchRow(Protocol):
-    """A sequence's cache as a row of a batch: a `SequenceCache`, or mlx-lm's own cache."""
+    """A cache that can be a row of a batch: a `SequenceCache`, or mlx-lm's own cache."""
 
     offset: int
 
@@ -369,21 +369,21 @@ class RaggedBatch(Generic[Row]):
         self.chosen_from: RaggedBatch[Row] | None = None  # the batch whose tokens these keys select
 
     def __deepcopy__(self, memo: dict[int, object]) -> RaggedBatch[Row]:
-        """Copy the batch but share its rows: mlx-lm copies a batch to split it."""
+        """Copy the batch but share its rows. mlx-lm copies a batch in order to split it."""
         return RaggedBatch(list(self.rows))
 
     @property
     def n_rows(self) -> int:
-        """Number of rows in a step."""
+        """The number of rows in a step."""
         return len(self.rows)
 
     @property
     def offset(self) -> mx.array:
-        """Position of the next token of each row, (batch,) int32."""
+        """The position of each row's next token, (batch,) int32."""
         return _positions(tuple(row.offset for row in self.rows))
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedArray]:
-        """Append row i of `keys` and `values`, (batch, kv_heads, n, head_dim), to sequence i."""
+        """Append row i of both arrays, (batch, kv_heads, n, head_dim), to sequence i."""
         self._fetched = None  # before the write, which would copy an array in use elsewhere
         masks = tuple(row.make_mask(keys.shape[2]) for row in self.rows)
         rows = [
@@ -400,18 +400,18 @@ class RaggedBatch(Generic[Row]):
         return self
 
     def as_rows(self) -> Self:
-        """Like `apart`, but permanently."""
+        """Like `apart`, but the rows keep separate buffers from now on."""
         return self
 
     def keys_and_values(self) -> tuple[RaggedKeys, RaggedArray]:
-        """Return the result of the last `update_and_fetch`, for layers that share a cache."""
+        """Return the last result of `update_and_fetch`. Layers that share a cache call this."""
         if self._fetched is None:
             raise ValueError("no tokens appended since the batch's rows changed")
         return self._fetched
 
     @property
     def keys(self) -> RaggedArray:
-        """The rows' buffers of keys."""
+        """The keys in each row's buffer."""
         rows = [cast(FullCache, row).keys for row in self.as_rows().rows]
         return RaggedArray(rows, rows[0].dtype)
 
@@ -422,12 +422,12 @@ class RaggedBatch(Generic[Row]):
 
     @property
     def values(self) -> RaggedArray:
-        """The rows' buffers of values."""
+        """The values in each row's buffer."""
         rows = [cast(FullCache, row).values for row in self.as_rows().rows]
         return RaggedArray(rows, rows[0].dtype)
 
     def make_mask(self, *_: object, **__: object) -> None:
-        """Return None: rows have no padding, and each row of the keys has its own mask."""
+        """Return None, because rows have no padding. `RaggedKeys` has each row's own mask."""
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         self.rows, self._fetched = [self.rows[i] for i in batch_indices], None
@@ -440,7 +440,7 @@ class RaggedBatch(Generic[Row]):
 
     @property
     def state(self) -> list[object]:
-        """The arrays to evaluate."""
+        """The batch's arrays, for `mx.eval`."""
         return [row.state for row in self.rows]
 
     @property

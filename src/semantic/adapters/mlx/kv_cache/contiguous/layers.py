@@ -1,4 +1,4 @@
-"""A sequence's contiguous caches for all layers: creates them and turns them into blocks."""
+"""Creates a sequence's contiguous caches for all layers, and converts them to blocks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class MlxLmCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MlxLmState:
-    """A block's content in a layer with mlx-lm's own cache: the whole cache, of `length` tokens."""
+    """The block data of a layer with mlx-lm's own cache: the whole cache of `length` tokens."""
 
     cache: MlxLmCache
     length: int
@@ -75,7 +75,7 @@ def states_of(model: Module, spec: ModelCacheSpec) -> MakeStates | None:
 
 
 class ContiguousLayers:
-    """Creates a model's caches.
+    """Creates a model's contiguous caches.
 
     `ragged[i]` is True if layer i can be in our batch. `together` is True if sequences can be
     batched.
@@ -98,7 +98,7 @@ class ContiguousLayers:
         self.ours = tuple(
             usable and shape is not None for usable, shape in zip(ragged, shapes, strict=True)
         )
-        """For each layer, whether it uses our cache."""
+        """`ours[i]` is True if layer i uses our cache."""
 
     def set_aside(self, n_bytes: int) -> None:
         """Do nothing: each cache has its own memory."""
@@ -219,7 +219,7 @@ class ContiguousLayers:
 
 
 def require_cut(layer: LayerSpec, held: range, length: int, who: str) -> None:
-    """Raise CacheReconstructionError unless a layer that holds `held` can be cut to `length`."""
+    """Raise CacheReconstructionError unless a cache of positions `held` can be cut to `length`."""
     if not earliest_cut(layer, held, held.stop) <= length <= held.stop:
         raise CacheReconstructionError(
             f"{who} holds tokens {held.start} to {held.stop}; cannot cut it to the first {length}"
@@ -258,7 +258,7 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
 
 
 def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> int:
-    """Put `state` into as many of `blocks` as its tokens need; return their number."""
+    """Put `state` into as many of `blocks` as its tokens need. Return the number of blocks used."""
     blocks = blocks[: layer.blocks_for(state.length)]
     first = 0
     if layer.window is not None and state.length >= layer.window:
@@ -285,7 +285,7 @@ def cut_state(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
 
 
 def _copied(cache: MlxLmCache) -> MlxLmCache:
-    """Return a copy of `cache` that shares arrays of states: these never change in place."""
+    """Return a copy of `cache`. It shares the arrays of states, which never change in place."""
     if isinstance(cache, ArraysCache):
         other = ArraysCache(len(cache.cache))
         other.cache = list(cache.cache)

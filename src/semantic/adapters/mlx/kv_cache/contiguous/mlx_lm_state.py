@@ -1,4 +1,4 @@
-"""The state of mlx-lm's own caches as trees in a checkpoint."""
+"""Converts the states of mlx-lm's own caches to trees in a checkpoint, and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KNOWN: dict[str, type[object]] = {
 
 
 _ATTENDS = ("KVCache", "RotatingKVCache")
-"""Classes whose state begins with keys, values and an offset."""
+"""Names of mlx-lm's caches whose state begins with keys, values and an offset."""
 
 
 class _FromState(Protocol):
@@ -32,7 +32,7 @@ class _FromState(Protocol):
 
 
 def expected_state(cache: MlxLmCache) -> Tree:
-    """Return the form of the state of every cache like `cache`."""
+    """Return the form that the states of all caches like `cache` have."""
     name = class_name(cache)
     if name not in _KNOWN:
         return name, [(attribute, Anything()) for attribute in sorted(vars(cache))]

@@ -29,7 +29,7 @@ class RaggedArray(mx.array):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape, with an array of lengths, (batch,) int32, in place of different lengths."""
+        """The shape. If the rows' lengths differ, an array (batch,) of them replaces the length."""
         sizes = zip(*(row.shape[1:] for row in self.rows), strict=True)
         merged = [one[0] if len(set(one)) == 1 else mx.array(one, mx.int32) for one in sizes]
         return cast(tuple[int, ...], (len(self.rows), *merged))
@@ -66,7 +66,7 @@ class RaggedArray(mx.array):
 
 
 def product(left: mx.array, right: mx.array) -> mx.array:
-    """Return `left @ right`: (..., heads, n, width) by (..., heads or 1, width, columns)."""
+    """Return `left @ right`. `right` may have one head for all heads of `left`."""
     if left.shape[-2] > 1 or right.shape[-3] > 1:
         return left @ right
     return mx.expand_dims(left.squeeze(-2) @ right.squeeze(-3), -2)
@@ -109,4 +109,4 @@ ROW_BY_ROW: Final[Mapping[str, Callable[..., mx.array]]] = {
         for name in ("expand_dims", "softmax", "tanh", "tile")
     },
 }
-"""Functions of `mx` that models apply to keys, values and scores."""
+"""Replacements for the functions of `mx` that models apply to keys, values and scores."""

@@ -1,4 +1,4 @@
-"""Rows of a ragged batch in slots of shared arrays, for decoding on a CPU.
+"""Keeps the rows of a ragged batch in slots of shared arrays, for decoding on a CPU.
 
 Attention over rows that share an array is one operation. Supports full attention only.
 """
@@ -26,13 +26,13 @@ from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, 
 from semantic.domain.value_objects import whole_blocks
 
 LARGEST_ROW = 1 << 20
-"""A row with more bytes per layer keeps a separate buffer."""
+"""The maximum size of a row in a slot, in bytes per layer. Larger rows keep separate buffers."""
 
 MOST_PADDING = 1.5
 """The largest ratio of an array's capacity to its rows' capacities."""
 
 MOST_UNSEEN = 512 << 10
-"""The most padding of a row, in bytes per layer."""
+"""The maximum padding of a row, in bytes per layer."""
 
 _ROOM = 64
 """The number of tokens by which a row can grow before its array must be copied."""
@@ -42,7 +42,7 @@ _WAITING = 8
 
 
 class Division:
-    """Divides the rows of a batch into parts that compute together."""
+    """Divides the rows of a batch into parts. The rows of a part compute together."""
 
     def __init__(self, parts: Sequence[Sequence[int | None]]) -> None:
         self._ends = list(itertools.accumulate(map(len, parts)))[:-1]
@@ -66,7 +66,7 @@ class Division:
 
 
 class Parts(NamedTuple):
-    """The arrays of a step's parts, (slots, heads, ...), with a mask for each part, or None."""
+    """One array, (slots, heads, ...), and one mask or None for each part of a batch."""
 
     arrays: Sequence[mx.array]
     axis: int
@@ -135,8 +135,8 @@ class SlottedArray(RaggedKeys):
 
 
 class Slots:
-    """Keys and values of several sequences, (slots, kv_heads, capacity, head_dim). `rows[i]` is in
-    slot i, or None."""
+    """Keys and values of several sequences, (slots, kv_heads, capacity, head_dim). `rows[i]` is the
+    row in slot i; None if the slot is free."""
 
     def __init__(self, rows: Sequence[FullCache], buffers: Sequence[KVBuffer]) -> None:
         """Copy the tokens of `rows` from `buffers`."""
@@ -194,7 +194,7 @@ class Slots:
         return KVBuffer(self.k[one], self.v[one])
 
     def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array, mx.array | None]:
-        """Append one token to each slot; return the keys and values to attend to, and a mask."""
+        """Append one token to each slot. Return the keys and values to attend to, and a mask."""
         step = _steps(tuple(0 if row is None else row.offset for row in self.rows), k.dtype)
         self._step = step
         self.k = mx.put_along_axis(self.k, step.at, k, axis=2)
@@ -214,7 +214,7 @@ class Slots:
 class SlottedBatch(RaggedBatch[FullCache]):
     """A ragged batch whose rows share arrays.
 
-    Once a model has read single rows, `by_row` is set and rows keep separate buffers.
+    Once a model reads single rows, `by_row` becomes True and rows keep separate buffers.
     """
 
     def __init__(self, rows: list[FullCache]) -> None:
@@ -351,7 +351,7 @@ class _Step:
 
 
 class _Steps(threading.local):
-    """Shares each step between all layers on a thread: MLX needs separate arrays per thread."""
+    """Shares a step's arrays between all layers. Each thread of MLX needs its own arrays."""
 
     def __init__(self) -> None:
         self._made: WeakValueDictionary[tuple[tuple[int, ...], mx.Dtype], _Step] = (

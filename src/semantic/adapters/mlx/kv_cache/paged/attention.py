@@ -22,8 +22,8 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 class DecodeStep(NamedTuple):
     """One layer of a decode step: one new token per sequence of a batch.
 
-    If `rope` is given, keys are latents and values are their rope keys. The result is a sum of
-    latents.
+    If `rope` is given, keys are latents and values are their rope keys. The attention is then a
+    weighted sum of latents.
     """
 
     q: mx.array | Heads  # (rows, heads, 1, head_dim)
@@ -46,7 +46,7 @@ class DecodeStep(NamedTuple):
 
 
 class PrefillChunk(NamedTuple):
-    """One layer of a prefill chunk: keys and values, (1, kv_heads, n, head_dim), of one sequence.
+    """One layer's keys and values of a prefill chunk, (1, kv_heads, n, head_dim).
 
     The chunk begins at position `at` and attends to positions from `gather_from` on.
     """
@@ -62,7 +62,7 @@ class PrefillChunk(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """Keys and values to which a chunk attends. Evaluating `done` writes the chunk to pages."""
+    """The keys and values to which a chunk attends. Evaluating `done` writes the chunk to pages."""
 
     k: mx.array
     v: mx.array
@@ -73,17 +73,17 @@ class PagedAttention(Protocol):
     """Attention over the pages of one kind of layers."""
 
     def attend(self, step: DecodeStep) -> mx.array:
-        """Write each new token to its page and return the attention, (rows, heads, 1, width).
-        `width` is that of the values or the latents."""
+        """Write each new token to its page. Return the attention, (rows, heads, 1, width). `width`
+        is the width of the values or of the latents."""
 
     def append(self, chunk: PrefillChunk) -> Appended:
         """Write a chunk to its pages, and gather the keys and values to which it attends."""
 
     def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
-        """Write `data`, (n, *PageKind.page_shape), to `pages`; return an array to evaluate."""
+        """Write `data`, (n, *PageKind.page_shape), to `pages`, once the result is evaluated."""
 
     def copy(self, pool: PagePool, pages: list[int], to: list[int]) -> mx.array:
-        """Copy the pages `pages` to the pages `to`, by index; return an array to evaluate."""
+        """Copy page `pages[i]` to page `to[i]`, for each i, once the result is evaluated."""
 
 
 class PortableAttention:

@@ -1,6 +1,6 @@
 """Metadata of a batch for the kernels: positions, page tables and split-KV plans.
 
-Splits depend on the sequence alone, so its attention has the same bits in every batch.
+Splits depend on their sequence alone, so its attention has the same bits in every batch.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTa
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 SHORTEST = 2 * BLOCK_TOKENS
-"""The fewest tokens in a split."""
+"""The minimum number of tokens in a split."""
 
 MOST_SPLITS = 64
-"""The most splits of one row. The kernels can combine 128."""
+"""The maximum number of splits of one row. The kernels can combine 128 splits."""
 
 _OVERHEAD = 192
-"""Fixed cost of a thread group, as the number of tokens it could read in that time."""
+"""The fixed cost of a thread group, in tokens that the group could read in that time."""
 _MOST_WAVES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class RowPages:
-    """A sequence's next position and its page table; with a window, a ring of `ring` pages."""
+    """A sequence's next position and page table. With a window, the table is a ring of pages."""
 
     position: int
     pages: Sequence[int]
@@ -48,7 +48,7 @@ class RowPages:
 
     @property
     def capacity(self) -> int | None:
-        """The position below which all positions have a page; None for a full ring."""
+        """The position below which all positions have a page; None if the ring is full."""
         if self.ring is not None and len(self.pages) >= self.ring:
             return None
         return len(self.pages) * BLOCK_TOKENS
@@ -70,7 +70,7 @@ class SplitPlan:
 
 
 def split_for(row: RowPages) -> int:
-    """Return the tokens per split of `row`. A row has at most `MOST_SPLITS`."""
+    """Return the number of tokens per split of `row`. A row has at most `MOST_SPLITS` splits."""
     split, first = SHORTEST, row.first
     while row.position // split - first // split >= MOST_SPLITS:
         split *= 2
@@ -78,13 +78,13 @@ def split_for(row: RowPages) -> int:
 
 
 def splits_of(row: RowPages, split: int) -> range:
-    """Return the first positions of the splits of `row` with `split` tokens each."""
+    """Divide `row` into splits of `split` tokens. Return the first position of each split."""
     return range(row.first - row.first % split, row.position + 1, split)
 
 
 def chunk_for(splits: Sequence[range], at_once: int) -> int:
-    """Return the number of tokens per item with which the device finishes soonest. It processes
-    `at_once` items in parallel."""
+    """Return the number of tokens per item of work with which the device finishes soonest. It
+    processes `at_once` items in parallel."""
     lengths = [len(one) * one.step for one in splits]
     longest, total = max(lengths), sum(lengths)
 
@@ -111,7 +111,7 @@ def plan_split(
     rows: Sequence[RowPages], splits: Sequence[range], chunk: int, runs: Sequence[int] | None = None
 ) -> SplitPlan:
     """Divide the keys of each row's next token into items of at most `chunk` tokens. If `runs` is
-    given, `rows[i]` stands for `runs[i]` rows; see `joined_runs`."""
+    given, `rows[i]` stands for a run of `runs[i]` rows; see `joined_runs`."""
     runs = [1] * len(rows) if runs is None else runs
     starts = [mine[:: max(1, chunk // mine.step)] for mine in splits]
     n_items = sum(map(len, starts))
@@ -139,7 +139,7 @@ def plan_split(
 
 
 def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], list[int]]:
-    """Join rows at consecutive positions of a sequence into runs of up to `most` rows. Returns the
+    """Join rows at consecutive positions of a sequence into runs of up to `most` rows. Return the
     runs and their lengths."""
     joined: list[RowPages] = []
     runs: list[int] = []
@@ -160,8 +160,8 @@ RowSize = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The keys that each thread group reads in the steps before `until`. Invalid after the pool's
-    pages have moved more than `moves` times."""
+    """The keys that each thread group reads in steps before step `until`. The plan is invalid after
+    the pool has moved pages more than `moves` times."""
 
     n_items: int
     n_results: int
@@ -180,7 +180,7 @@ def exact(n_rows: int) -> int:
 
 
 def row_size(n_rows: int) -> int:
-    """Return `n_rows` with padding. On CUDA a new shape takes as much time as ten steps."""
+    """Return `n_rows` with padding. On CUDA, a new number of rows takes the time of ten steps."""
     size = 1 << max(0, n_rows - 1).bit_length()
     between = 3 * size // 4
     return between if _NO_SIZES_BETWEEN < n_rows <= between else size
@@ -227,7 +227,7 @@ class BatchMetadata:
         return known
 
     def row_plan(self, kind: int, most_rows: int, at_once: int) -> StepPlan:
-        """Return a plan for step 0 in which rows of a sequence read together."""
+        """Return a plan for step 0 in which the rows of a sequence read their keys together."""
         known = self._row_plans.get(kind)
         if known is None or known.moves != self._moves(kind):
             rows, runs = joined_runs(self.rows(kind, 0), most_rows)
@@ -235,7 +235,7 @@ class BatchMetadata:
         return known
 
     def targets(self, kind: int) -> mx.array:
-        """Return the page for each row's token in step 0, (rows,) int32."""
+        """Return the page to which each row's token in step 0 goes, (rows,) int32."""
         known = self._targets.get(kind)
         if known is None or known[1] != self._moves(kind):
             pages = [row.page(row.position // BLOCK_TOKENS) for row in self.rows(kind, 0)]
@@ -292,7 +292,7 @@ class MetadataCache:
         self._subset: tuple[weakref.ref[BatchMetadata], int, tuple[int, ...]] | None = None
 
     def get(self, sequences: Sequence[PagedSequence], lengths: Sequence[int]) -> BatchMetadata:
-        """Return the metadata for these sequences: the last object if nothing has changed."""
+        """Return the metadata for these sequences. Reuses the last object if nothing changed."""
         last = None if self._last is None else self._last()
         if last is None or (last.sequences, last.lengths) != (tuple(sequences), tuple(lengths)):
             last = BatchMetadata(tuple(sequences), tuple(lengths), self._size)

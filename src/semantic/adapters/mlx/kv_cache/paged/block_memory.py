@@ -1,7 +1,7 @@
-"""A `BlockMemory` over paged caches: copies stored blocks to and from whole pages.
+"""A `BlockMemory` over paged caches. It copies stored blocks to and from whole pages.
 
-If a body equals one page, the device's copy engine copies it. Otherwise this module first collects
-bodies in host memory.
+If a block body equals one page, the device's copy engine copies it. Otherwise this module first
+collects block bodies in host memory.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class HostRing:
                     page.head(layer, which, head)[slot : slot + size] = raw[at : at + size]
 
     def put_block(self, block: int, staged: HostPage, n_tokens: int) -> None:
-        """Write the first `n_tokens` tokens of a block, in all layers."""
+        """Copy the first `n_tokens` tokens of `staged` to block number `block`, in all layers."""
         page = self._page(block)
         for layer in range(len(self._kind.layers)):
             for to, data in zip(page.heads(layer), staged.heads(layer), strict=True):
@@ -95,7 +95,7 @@ class HostRing:
 def upload(
     table: PageTable, attention: PagedAttention, pages: dict[int, HostPage]
 ) -> Iterator[mx.array]:
-    """Copy host pages to a table's pages, by index; yield the arrays to evaluate."""
+    """Copy `pages[i]` to page i of `table`, for each i; yield the arrays to evaluate."""
     kind = table.pool.kind
     for at, page in pages.items():
         data = array_from(page.data, kind.shape.dtype, (1, *kind.page_shape))
@@ -103,7 +103,7 @@ def upload(
 
 
 def page_rows(kind: PageKind, n_tokens: int) -> Sequence[Rows]:
-    """Return the rows of a body: the first `n_tokens` tokens of each layer and head in a page."""
+    """Return `Rows` that copy the first `n_tokens` tokens of each layer and head in a page."""
     if n_tokens == BLOCK_TOKENS:
         return [Rows(1, kind.page_bytes, kind.page_bytes)]
     heads, n_layers = kind.shape.kv_heads, len(kind.layers)
@@ -119,7 +119,7 @@ def page_rows(kind: PageKind, n_tokens: int) -> Sequence[Rows]:
 
 
 class PageTarget:
-    """A `BodyTarget` that writes a body to one page."""
+    """A `BodyTarget` that writes a block body to one page."""
 
     def __init__(self, transfers: Transfers, page: Loan, kind: PageKind) -> None:
         self._transfers = transfers
@@ -171,7 +171,7 @@ class PagedMemory:
     def deferred(
         self, caches: Sequence[PagedCache], layers: Sequence[int], tokens: range, room: Room | None
     ) -> ArrivingBody | None:
-        """See `BlockMemory.deferred`. Returns None for a window, whose pages may change."""
+        """See `BlockMemory.deferred`. Returns None for window layers: their pages may change."""
         if self._transfers is None or not _is_one_page(caches, layers):
             return None
         cache = caches[layers[0]]
@@ -257,7 +257,7 @@ def _is_one_page(caches: Sequence[PagedCache], layers: Sequence[int]) -> bool:
 def _rings(
     caches: Sequence[PagedCache], staging: Staging[HostPages], length: int, pieces: Sequence[Piece]
 ) -> dict[int, HostRing]:
-    """Return the rings of all windows after `length` tokens, by kind."""
+    """Return the ring of each kind that has a window, after `length` tokens."""
     rings: dict[int, HostRing] = {}
     for i, tokens, _ in pieces:
         if (kind := caches[i].layer.kind) in rings:
@@ -300,7 +300,7 @@ class _Reader:
 
 
 def _tokens_of(cache: PagedCache, tokens: range) -> tuple[memoryview, memoryview]:
-    """Return keys and values for all layers of a kind, each (layers, kv_heads, n, head_dim)."""
+    """Return the keys and values of `tokens`, each (layers, kv_heads, n, head_dim)."""
     table = cache.table
     kind = table.pool.kind
     pieces: tuple[list[mx.array], list[mx.array]] = ([], [])

@@ -1,4 +1,4 @@
-"""One layer's paged cache, for one sequence and for a batch, with the interface of mlx-lm's caches.
+"""One layer's paged cache, of one sequence and of a batch, with the interface of mlx-lm's caches.
 
 During prefill models get plain arrays. In a batch they get a handle that only our attention can
 read.
@@ -22,7 +22,7 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTa
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """A layer: its number within its kind, and attention over its pages."""
+    """A layer's number within its kind, and attention over the layer's pages."""
 
     kind: int
     number: int
@@ -31,7 +31,7 @@ class PagedLayer:
 
 
 class PagedCache:
-    """One layer's cache of a sequence of `offset` tokens, from position `first` on."""
+    """One layer's cache of a sequence of `offset` tokens. It holds positions from `first` on."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class PagedCache:
 
     @property
     def held(self) -> range:
-        """Positions of the tokens that the cache holds."""
+        """The positions of the tokens that the cache holds."""
         return range(self.first, self.offset)
 
     # Called by mlx-lm
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append tokens, (1, kv_heads, n, head_dim) each; return all tokens that they attend to."""
+        """Append tokens, (1, kv_heads, n, head_dim). Return all tokens that they attend to."""
         padding = self.sequence.padding
         at, n_tokens = self.offset, keys.shape[2] - padding
         self.table.reserve(at + n_tokens)
@@ -82,7 +82,7 @@ class PagedCache:
         return self._seen
 
     def advance(self, n_tokens: int, pending: mx.array | None = None) -> None:
-        """Count `n_tokens` more tokens. Evaluating `pending` writes them to the pages."""
+        """Add `n_tokens` to the length. Evaluating `pending` writes these tokens to the pages."""
         self._pending = pending
         self.offset += n_tokens
         self.first = self.table.pool.kind.first_kept(self.first, self.offset)
@@ -107,7 +107,7 @@ class PagedCache:
 
     @property
     def state(self) -> list[mx.array]:
-        """The arrays to evaluate. Reading `state` discards the last chunk's keys and values."""
+        """The cache's arrays, for `mx.eval`. This discards the last chunk's keys and values."""
         self._seen = None
         return [] if self._pending is None else [self._pending]
 
@@ -144,18 +144,18 @@ class PagedBatch:
 
     @property
     def n_rows(self) -> int:
-        """Rows of a step: one per sequence, then padding."""
+        """The number of rows in a step: one row per sequence, then padding rows."""
         return self._metadata.n_rows
 
     @property
     def offset(self) -> mx.array:
-        """Position of the next token of each row, (n_rows,) int32."""
+        """The position of each row's next token, (n_rows,) int32."""
         return self._metadata.positions(self._step)
 
     def update_and_fetch(
         self, keys: mx.array | Heads, values: mx.array | Heads
     ) -> tuple[PagedKeys, PagedKeys]:
-        """Accept one new token per sequence, (batch, kv_heads, 1, head_dim); return a handle."""
+        """Accept one new token per sequence, (batch, kv_heads, 1, head_dim). Return a handle."""
         if keys.shape[2] != 1:
             raise ValueError(f"a batch takes one token per sequence at a time, not {keys.shape[2]}")
         self._tokens = keys, values
@@ -163,7 +163,7 @@ class PagedBatch:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[PagedKeys, PagedKeys]:
-        """Return a handle to the last tokens, for layers that share a cache."""
+        """Return a handle to the last tokens. Layers that share a cache call this."""
         if self._tokens is None:
             raise ValueError("a batch has no tokens before its first step")
         handle = PagedKeys(self, *self._tokens, self._step - 1)
@@ -177,7 +177,7 @@ class PagedBatch:
         sinks: mx.array | None,
         rope: mx.array | None = None,
     ) -> mx.array:
-        """Write a handle's tokens to pages; return the attention."""
+        """Write the tokens of the handle `keys` to pages. Return the attention of `q`."""
         layer = self._layer
         self._last = layer.attention.attend(
             DecodeStep(
@@ -188,7 +188,7 @@ class PagedBatch:
         return self._last
 
     def make_mask(self, *_: object, **__: object) -> None:
-        """Return None: rows have no padding."""
+        """Return None, because rows have no padding."""
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         self._firsts = [self._firsts[i] for i in batch_indices]
@@ -211,7 +211,7 @@ class PagedBatch:
 
     @property
     def state(self) -> list[mx.array]:
-        """The array whose evaluation writes the tokens."""
+        """Evaluating this array writes the tokens' keys and values."""
         return [] if self._last is None else [self._last]
 
     def _lengths(self) -> list[int]:
@@ -220,7 +220,7 @@ class PagedBatch:
 
 @dataclass(frozen=True, slots=True)
 class PagedKeys:
-    """A batch's keys and values: a handle that only our attention can read."""
+    """A handle to a batch's keys and values. Only our attention can read it."""
 
     batch: PagedBatch
     k: mx.array | Heads
@@ -247,6 +247,6 @@ class RopeKeys(mx.array):
 
 @dataclass(frozen=True, slots=True)
 class RopeScores:
-    """The scaled `queries`, (rows, heads, 1, dim), times the rope keys: a term of MLA's scores."""
+    """The product of scaled `queries`, (rows, heads, 1, dim), and rope keys in MLA's scores."""
 
     queries: mx.array

@@ -1,4 +1,4 @@
-"""CUDA and Metal dialects of the kernels: their macros, and compilation."""
+"""The kernels' two languages, CUDA and Metal: their macros, and compilation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.paged import kernel_source
 
 Kernel = Callable[..., list[mx.array]]
-"""A kernel like MLX's. An input may be `Heads` of an array."""
+"""A kernel that is called like MLX's kernels. An input may be `Heads` of an array."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class Dialect:
         body: str,
         space: int = 0,
     ) -> Kernel:
-        """Compile a kernel. `constants` are integers and types; `space` is in bytes."""
+        """Compile a kernel with `constants`. It gets `space` bytes of shared memory."""
         text = "".join(
             f"#define {key} {value}\n"
             if isinstance(value, int)
@@ -88,7 +88,7 @@ class Dialect:
 
 
 def _versioned(name: str, head: str, body: str) -> str:
-    """Return a name that is unique to this text: MLX caches compiled kernels by name."""
+    """Return a name that is unique to this text, because MLX caches kernels by name."""
     return f"semantic_{name}_{hashlib.sha256((head + body).encode()).hexdigest()[:12]}"
 
 

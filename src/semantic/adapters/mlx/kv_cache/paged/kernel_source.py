@@ -1,4 +1,4 @@
-"""Source text of the paged kernels: one body for CUDA and Metal, in the macros of `dialect.py`.
+"""Source text of the paged kernels. It uses macros of `dialect.py` for CUDA and Metal.
 
 `ATTEND` is split-KV decode attention, and `COMBINE` combines its partial results. `APPEND` writes a
 prefill chunk to pages and gathers the tokens to which it attends.
@@ -7,7 +7,7 @@ prefill chunk to pages and gathers the tokens to which it attends.
 from __future__ import annotations
 
 ITEM_INTS = 10
-"""The count of integers that describe an item of work: see `SplitPlan`."""
+"""The number of integers that describe an item of work; see `SplitPlan`."""
 
 THREADS = 128
 

@@ -1,7 +1,7 @@
-"""The paged kernels bound to MLX: decode attention over pages, and writes to pages.
+"""Calls the paged kernels from MLX: decode attention over pages, and writes to pages.
 
 The kernels write to the page pool, but MLX does not know that the pool changes. To see earlier
-writes, a launch takes an output of the writer as an input (`after`).
+writes, a launch takes an output of the earlier launch as an input (`after`).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ HEAD_DIMS = (64, 80, 96, 128, 192, 256, 512)
 """Widths of keys and of values for which there are kernels."""
 
 _MOST_ROWS = 4096
-"""The most rows of a batch for which there are counters."""
+"""The maximum number of rows of a batch for which there are counters."""
 _WIDE, _WIDEST = 128, 256
 _FEW_HEADS, _MANY_HEADS = 2, 4
 """Query heads per thread group: `_FEW_HEADS` for keys wider than `_WIDE`, else `_MANY_HEADS`."""
 _MOST_TILE, _ROWS_WARPS = 16, 4
 _GROUPS_AT_ONCE = 396
-"""How many thread groups run at once on a large GPU: three on each of 132 multiprocessors."""
+"""The number of thread groups that run at once on a large GPU with 132 multiprocessors."""
 _MATRIX_TYPES = (mx.bfloat16, mx.float16)
 
 _ATTEND_INPUTS = ("q", "k", "v", "pages", "plan", "positions", "layer", "after")
 
 
 class Tiling(NamedTuple):
-    """Warps per thread group, and tokens (a power of two) that a warp reads at a time."""
+    """The number of warps per thread group, and of tokens that a warp reads at a time."""
 
     warps: int
     tile: int
@@ -85,7 +85,7 @@ class PagedKernels:
         self._last_bounds = (0, 0, 0, 0, 0), self._nothing
 
     def reads_together(self, n_heads: int, *, latent: bool = False) -> bool:
-        """Return whether a thread group can read the keys for several rows of a sequence."""
+        """Return whether a thread group can read keys once for several rows of a sequence."""
         shape = self._kind.shape
         queries, widest = n_heads // shape.kv_heads, _widest(shape)
         fits = not latent and widest <= _WIDEST and queries <= _group_queries(widest)
@@ -150,7 +150,7 @@ class PagedKernels:
         )[0]  # fmt: skip
 
     def _attend_together(self, step: DecodeStep) -> mx.array:
-        """Attend in runs of one sequence's rows. A run reads the keys only once."""
+        """Compute attention in runs of one sequence's rows. A run reads the keys only once."""
         q, sinks = step.q, step.sinks
         after = self._write_rows(step)
         rows, n_heads, _, _ = q.shape
@@ -293,7 +293,7 @@ class PagedKernels:
 
     @property
     def _vectors(self) -> int:
-        """Return how many threads write a head's token, 16 bytes each."""
+        """Return the number of threads that write one token of a head. Each writes 16 bytes."""
         shape = self._kind.shape
         return _widest(shape) * shape.dtype.size // 16
 
@@ -448,5 +448,5 @@ def _multiple(head_dim: int) -> int:
 
 
 def _group_queries(head_dim: int) -> int:
-    """Return the most queries of a thread group: rows times query heads per KV head."""
+    """Return the maximum of a thread group's rows times query heads per KV head."""
     return _ROWS_WARPS * rows_source.WARP_QUERIES * _multiple(head_dim)

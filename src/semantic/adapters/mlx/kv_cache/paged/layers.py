@@ -1,6 +1,6 @@
-"""A sequence's paged caches: creates them, also from blocks, and turns them into blocks.
+"""Creates a sequence's paged caches, empty or from blocks, and converts them to blocks.
 
-Blocks of another agent are shared copy-on-write.
+Caches share the blocks of another agent copy-on-write.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _USUAL_LENGTH = 8192
 
 
 class RowCosts(NamedTuple):
-    """Limits, in bytes of keys and values read, below which prompt tokens are computed as rows."""
+    """Limits on the bytes of keys and values that prompt tokens may read as rows of a batch."""
 
     alone: int  # rows are faster than attention over a chunk
     joined: int  # other sequences may share the pass
@@ -62,11 +62,11 @@ class RowCosts(NamedTuple):
 
 
 CUDA_COSTS = RowCosts(alone=96 << 30, joined=16 << 30, pad_to=128, size=row_size)
-"""A new shape of attention costs some 60 ms; the device reads at least 3 TB/s."""
+"""For CUDA: a new shape of attention costs some 60 ms; the device reads at least 3 TB/s."""
 TOGETHER_COSTS = CUDA_COSTS._replace(alone=4 << 40, joined=256 << 30)
 """For devices where rows of one sequence read its keys together."""
 METAL_COSTS = RowCosts(alone=2 << 30, joined=2 << 30)
-"""New shapes cost nothing; the device reads 0.1 to 0.8 TB/s."""
+"""For Metal: new shapes cost nothing, and the device reads 0.1 to 0.8 TB/s."""
 PORTABLE_COSTS = RowCosts(alone=1 << 18, joined=1 << 18, pad_to=16, size=row_size)
 """Low limits, so that small models reach all code paths."""
 
@@ -88,8 +88,8 @@ class PagedLayers:
         states: MakeStates | None = None,
         beside: Beside = "alone",
     ) -> None:
-        """`attention[i]` computes over pages of `kinds[i]`; `states` creates the other layers'
-        caches. If `at_once`, `set_aside` allocates memory immediately."""
+        """`attention[i]` computes over pages of `kinds[i]`. `states` creates the caches of layers
+        without pages. If `at_once`, `set_aside` allocates memory immediately."""
         self.beside: Beside = "alone" if states is None else beside
         self._at_once = at_once
         # A state would include padding.
@@ -100,14 +100,14 @@ class PagedLayers:
         self.attention = list(attention)
         self._layers = _layers(kinds, attention, MetadataCache(costs.size))
         self.ragged = (True,) * spec.n_layers
-        """For each layer, whether it can be in our batch: always True."""
+        """`ragged[i]` is always True: every layer can be in our batch."""
         self.ours = tuple(i in self._layers for i in range(spec.n_layers))
-        """For each layer, whether it has pages."""
+        """`ours[i]` is True if layer i has pages."""
         self.takes_rows = states is None
         """True if a sequence's tokens can be rows of a batch."""
 
     def set_aside(self, n_bytes: int) -> None:
-        """Set the sizes of the pools, which take `n_bytes` together."""
+        """Set the sizes of the page pools. All pools together take `n_bytes`."""
         sizes = [
             len(range(0, _USUAL_LENGTH, BLOCK_TOKENS)) if pool.kind.ring is None else pool.kind.ring
             for pool in self.pools
@@ -185,7 +185,7 @@ class PagedLayers:
         first_paged(caches).sequence.reserve(capacity)
 
     def reads_as_rows(self, caches: Sequence[PagedCache], n_tokens: int, n_bytes: int) -> bool:
-        """Return whether the next `n_tokens` may be rows of a batch, reading at most `n_bytes`."""
+        """Return whether the next `n_tokens` can be rows of a batch that reads only `n_bytes`."""
         paged = first_paged(caches)
         total = 0
         for table in paged.sequence.tables:
@@ -199,14 +199,14 @@ class PagedLayers:
         return total <= n_bytes
 
     def rows(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> list[PagedBatch]:
-        """Return the layers of one batch whose rows are the next tokens of all sequences."""
+        """Return a batch's caches by layer. The batch's rows are all sequences' next tokens."""
         metadata = _rows_of(chunks, self.costs.size)
         layers = self._layers.values()
         return [PagedBatch(layer, metadata, (), write_first=True) for layer in layers]
 
     def chunk_layers(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> ChunkLayers:
-        """Return the layers of one pass over each sequence's next tokens. Raises ValueError if the
-        model cannot pad `chunks`."""
+        """Return each layer's cache for one pass over all sequences' next tokens. Raises ValueError
+        if the model cannot pad `chunks`."""
         counts = [n_tokens for _, n_tokens in chunks]
         width = max(counts) if self.beside == "even" else self.costs.size(max(counts))
         shape = n_sequences, _ = self.costs.size(len(chunks)), width
@@ -232,7 +232,7 @@ class PagedLayers:
     def fill(
         self, caches: Sequence[PagedCache], blocks: Sequence[Sequence[KVBlock]], length: int
     ) -> list[KVBlock]:
-        """Fill `blocks` with references to pages; return the unused blocks."""
+        """Fill `blocks` with references to the caches' pages; return the unused blocks."""
         unused: list[KVBlock] = []
         for pool in self.pools:
             layers = [blocks[i] for i in pool.kind.layers]
@@ -271,7 +271,7 @@ class PagedLayers:
 
 
 def _pages_of(cache: PagedCache) -> list[tuple[int, int, PagedBlock]]:
-    """Return the first position, number of tokens and block data of each page in use."""
+    """For each page in use, return its first position, its number of tokens and its block data."""
     table, held = cache.table, cache.held
     kind = table.pool.kind
     needed = table.pages_for(cache.offset)
@@ -340,7 +340,7 @@ def _first_block(blocks: AgentBlocks, layer: int) -> PagedBlock:
 
 
 def _divided(held: range, n: int) -> list[range]:
-    """Divide `held` into `n` ranges of at most 256 tokens; only the last may be empty."""
+    """Divide the positions `held` into `n` ranges of at most 256. Only the last may be empty."""
     edges = [
         max(held.start, min(held.start + i * BLOCK_TOKENS, held.stop - n + i)) for i in range(n)
     ]
@@ -348,7 +348,7 @@ def _divided(held: range, n: int) -> list[range]:
 
 
 def _unshare(table: PageTable, length: int) -> list[tuple[PageRef, PageRef]]:
-    """Copy on write: replace the shared pages that tokens from position `length` on will change.
+    """Replace the shared pages that writes from position `length` on would change.
 
     Returns pairs of old and new references; the caller copies the pages.
     """

@@ -1,4 +1,4 @@
-"""Page pool for one kind of layers, and page tables of sequences.
+"""The page pool of one kind of layers, and the page tables of sequences.
 
 The pool is an array of pages with a free list and reference counts. A page becomes free when its
 last `PageRef` is dropped, in any thread.
@@ -34,7 +34,7 @@ class PageKind:
 
     @property
     def head_sizes(self) -> tuple[int, int]:
-        """How many numbers one head's 256 keys have, and its 256 values."""
+        """The number of elements in one head's 256 keys, and in its 256 values."""
         return BLOCK_TOKENS * self.shape.k_head_dim, BLOCK_TOKENS * self.shape.v_head_dim
 
     @property
@@ -57,7 +57,7 @@ class PageKind:
         return first if self.ring is None else max(first, length - self.ring * BLOCK_TOKENS)
 
     def turn(self, block: int) -> int:
-        """Return the index in a page table of the page for block number `block`."""
+        """Return the index of block number `block` in a page table."""
         return block if self.ring is None else block % self.ring
 
     @property
@@ -159,7 +159,7 @@ class PagePool:
         self._free: list[int] = []
         self._used: dict[int, _Page] = {}  # by index
         self.moves = 0
-        """How often pages have moved within the array, which makes all known indices invalid."""
+        """The number of times that pages moved in the array. A move invalidates all indices."""
         self._enough: int | None = None
         self._lent: dict[int, PageRef] = {}
         self._loans = 0
@@ -172,7 +172,7 @@ class PagePool:
 
     @property
     def data(self) -> mx.array:
-        """The array. Kernels write to it in place; growing replaces it."""
+        """The array of all pages. Kernels write to it in place; growing replaces it."""
         if self._data is None:
             self.grow(_INITIAL_PAGES)
         if self._data is None:
@@ -186,12 +186,12 @@ class PagePool:
 
     @property
     def n_pages(self) -> int:
-        """Number of pages in the array, including free ones."""
+        """The number of pages in the array, including free pages."""
         return 0 if self._data is None else self._data.shape[0]
 
     @property
     def n_used(self) -> int:
-        """Number of pages that have references."""
+        """The number of pages that have references."""
         return self.n_pages - len(self._free)
 
     @property
@@ -230,7 +230,7 @@ class PagePool:
             )
 
     def end_loan(self, number: int) -> None:
-        """Drop the reference that a loan holds, if any."""
+        """Drop the page reference that a loan holds, if it holds one."""
         with self._lock:
             self._lent.pop(number, None)
             self._lock.notify_all()
@@ -245,13 +245,13 @@ class PagePool:
 
     @contextmanager
     def still(self) -> Iterator[int | None]:
-        """Yield the pages' device address, which is valid in the `with` block; None after
-        `abandon`. Any thread may call this method."""
+        """Yield the pages' device address; None after `abandon`. The address is valid in the `with`
+        block. Any thread may call this method."""
         with self._moving:
             yield self._address
 
     def expect(self, n_pages: int) -> None:
-        """Make the pool stop once at `n_pages` pages while it grows by doubling."""
+        """Expect to need `n_pages` pages. A pool that grows by doubling stops once at this size."""
         self._enough = n_pages
 
     def abandon(self) -> None:

@@ -1,6 +1,6 @@
 """Self-test of paged attention on this device, for one kind of layers.
 
-Compares it with MLX's own operations. A device uses only kernels that have passed.
+Compares paged attention with MLX's own operations. A device uses only kernels that have passed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LENGTHS = (1, 255, 256, 257, 900)
 """Lengths of sequences, in tokens: near a block's edge, and longer."""
 
 _ROWS = 40
-"""How many tokens to test as rows of a batch."""
+"""The number of tokens to test as rows of a batch."""
 
 _TOLERANCE = 1e-2
-"""The largest error, relative to the result's norm. Half precision is accurate to 2e-3."""
+"""The largest accepted error, relative to the result's norm. Half precision errs by 2e-3."""
 
 # Errors that MLX raises if a kernel does not compile or a launch fails.
 _REFUSED = (RuntimeError, ValueError)
@@ -164,7 +164,7 @@ def _rows_see_each_other(
 
 
 def _row(array: mx.array, i: int) -> mx.array:
-    """Return `array[i]` as a slice: a GPU would spend seconds compiling a gather."""
+    """Return `array[i]` by slicing, because a GPU would spend seconds compiling a gather."""
     return array[i : i + 1].squeeze(0)
 
 
@@ -195,7 +195,7 @@ def _attention(
     sinks: mx.array | None,
     rope: mx.array | None,
 ) -> mx.array:
-    """Return one token's attention, (heads, 1, head_dim), to keys, (kv_heads, n, head_dim)."""
+    """Return one token's attention, (heads, 1, head_dim). Keys are (kv_heads, n, head_dim)."""
     if rope is not None:
         q, k, v = mx.concatenate([q, rope], axis=-1), mx.concatenate([k, v], axis=-1), k
     first = 0 if window is None else max(0, k.shape[1] - window)

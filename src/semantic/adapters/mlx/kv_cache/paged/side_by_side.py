@@ -1,6 +1,6 @@
 """Prefill of several sequences in one pass, for models with states.
 
-Shorter sequences are padded at the end. mlx-lm's `lengths` make their states ignore padding.
+Shorter sequences are padded at the end. mlx-lm's `lengths` make the states ignore padding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Chunk = tuple[Caches, Sequence[int]]
 
 
 class ChunkLayout:
-    """The tokens of a pass, as rows of one token and as an array (sequences, width).
+    """Arranges the tokens of a pass as rows of one token or as an array (sequences, width).
 
     Sequence i has `counts[i]` tokens from position `firsts[i]` on.
     """
@@ -79,7 +79,7 @@ class ChunkBatch(PagedBatch):
     def update_and_fetch(
         self, keys: mx.array | Heads, values: mx.array | Heads
     ) -> tuple[PagedKeys, PagedKeys]:
-        """Accept (sequences, kv_heads, tokens, head_dim); return one handle as keys and values."""
+        """Accept tokens, (sequences, kv_heads, tokens, head_dim). Return a handle to them."""
         if (keys.shape[0], keys.shape[2]) != self._layout.shape:
             raise ValueError(f"expected (sequences, tokens) of {self._layout.shape}")
         as_rows = self._layout.to_rows
@@ -106,14 +106,14 @@ class _Pass(NamedTuple):
 
 
 class ChunkLayers(NamedTuple):
-    """The layers of a pass. `shape` is (sequences, tokens of each), including padding."""
+    """A pass's cache in each layer. `shape` is (sequences, tokens per sequence) with padding."""
 
     shape: tuple[int, int]
     layers: list[ChunkBatch | StateBatch]
 
 
 Layers = Callable[[Sequence[tuple[Caches, int]]], ChunkLayers]
-"""Takes sequences with the numbers of their next tokens; returns the layers of their pass."""
+"""Takes sequences and their numbers of next tokens. Returns the layers of one pass over them."""
 
 
 def compute_side_by_side(model: Module, layers: Layers, chunks: Sequence[Chunk]) -> None:
