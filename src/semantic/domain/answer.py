@@ -1,4 +1,4 @@
-"""Events of an answer: its pieces in the order of generation, then its end."""
+"""The events of an answer, in the order of generation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Log-probabilities of the prompt's tokens, None for the first."""
+    """The log-probabilities of the prompt's tokens. The first token has None."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob | None, ...]
@@ -60,7 +60,7 @@ class ToolCallStarted:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """The next piece of the arguments, JSON text, of tool call number `index`."""
+    """The next piece of JSON text in the arguments of tool call number `index`."""
 
     index: int
     arguments: str
@@ -68,7 +68,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFailed:
-    """A text between a tool call's marks that is not a call. `TextDelta`s with the text follow."""
+    """The text between a tool call's marks is not a call. `TextDelta`s with this text follow."""
 
     problem: str
 
@@ -97,7 +97,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """The last event. `stop_string` is the stop string that ended the answer, if any."""
+    """The last event of an answer. `stop_string` is the stop string that ended it, if any."""
 
     reason: AnswerReason
     usage: Usage
@@ -109,4 +109,4 @@ class AnswerEnd:
 AnswerPiece = TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta | ToolCallFailed
 
 AnswerEvent = AnswerStarted | PromptProgress | PromptScored | AnswerPiece | AnswerEnd
-"""An event of an answer: AnswerStarted is the first, AnswerEnd the last."""
+"""An event of an answer. AnswerStarted is the first event, and AnswerEnd is the last."""

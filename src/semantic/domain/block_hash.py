@@ -30,7 +30,7 @@ _LAYOUT_VERSION = b"1"
 
 
 ANY_CHIP = "any-chip:"
-"""Begins the id of a model whose blocks chips share although they round differently."""
+"""Begins the id of a model whose blocks all chips share, although chips round differently."""
 
 
 class Part(StrEnum):
@@ -39,9 +39,9 @@ class Part(StrEnum):
     FULL = "full"
     """Keys and values of the block's tokens in full-attention layers; empty if there are none."""
     WINDOW = "window"
-    """Keys and values in the sliding-window layers, stored only where a sequence may resume."""
+    """Keys and values of sliding-window layers, stored only where a sequence may resume."""
     CHECKPOINT = "checkpoint"
-    """All else needed to resume after the block's last token: states, the window's edge."""
+    """The other data needed to resume after the block's last token, such as states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class BlockKey:
 
 
 def begins_like(tokens: Sequence[int], like: Sequence[int]) -> bool:
-    """Return whether both sequences begin with the same 16 tokens, or the whole shorter one."""
+    """Return whether two token sequences are equal in the first 16 tokens that both have."""
     n = min(HEAD_TOKENS, len(tokens), len(like))
     return n > 0 and tuple(tokens[:n]) == tuple(like[:n])
 
@@ -98,7 +98,7 @@ def tenant_id(secret: bytes, tag: bytes) -> str:
 
 @dataclass(frozen=True)  # no slots: caches `root`
 class Scope:
-    """A model's content and a tenant, 32 bytes each. Requests share blocks only within a scope.
+    """A model's namespace and a tenant's tag, 32 bytes each. Only requests in a scope share blocks.
 
     A `salt` limits sharing to the agents of one import.
     """
@@ -132,7 +132,7 @@ class Scope:
             before = link.hash
 
     def continued(self, links: Sequence[BlockLink], tokens: Sequence[int]) -> list[BlockLink]:
-        """Return all blocks of `tokens`, the first of which are `links`."""
+        """Return all blocks of `tokens`. The first blocks are `links`."""
         start = len(links) * BLOCK_TOKENS
         parent = links[-1].hash if links else None
         return [*links, *self.chain(tokens[start:], parent=parent, start=start)]
@@ -150,7 +150,7 @@ class BlockLink:
 
     @property
     def stop(self) -> int:
-        """Position after the block's last token."""
+        """The position after the block's last token."""
         return self.start + len(self.tokens)
 
     @property

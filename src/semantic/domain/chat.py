@@ -1,4 +1,4 @@
-"""Chat: a conversation independent of any API: messages, tools and options of the answer.
+"""A conversation independent of any API: messages, tools and options of the answer.
 
 A point is a digest of the conversation up to a message. Points ignore reasoning, which most clients
 leave out of the history.
@@ -33,7 +33,7 @@ class ToolCall:
 
 
 def is_tool_name(name: str) -> bool:
-    """Return whether `name` can be the name of a tool that the request does not offer."""
+    """Return whether `name` has the form of a tool's name."""
     return _NAMES.fullmatch(name) is not None
 
 
@@ -47,13 +47,13 @@ def replace_surrogates(text: str) -> str:
 
 
 def numbered_call(number: int) -> str:
-    """Return an id for a call without an id: call `number` of its conversation, counted from 0."""
+    """Return an id for a tool call without an id. `number` counts a conversation's calls from 0."""
     return f"call_{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A picture, sound or document in a message, which has a note with `what` in its place. Equal
+    """A picture, sound or document in a message. A note with `what` replaces it in the text. Equal
     attachments have the same `digest`."""
 
     what: str
@@ -138,16 +138,15 @@ class Chat:
 
     @property
     def length(self) -> int:
-        """Number of characters of all messages."""
+        """The number of characters of all messages."""
         return sum(message.length for message in self.messages)
 
 
 def in_call_order(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return `messages` with the results of an answer's calls right after it, in the order of the
-    calls.
+    """Return `messages` with tool results right after their answer, in the order of its calls.
 
     Without ids in the prompt, a model would confuse results in another order. Results without a
-    call come last.
+    tool call come last.
     """
     ordered: list[Message] = []
     calls: tuple[ToolCall, ...] = ()
@@ -184,7 +183,7 @@ Defaults = Mapping[str, Mapping[str, bytes]]
 _ENDS_OF_LINES = re.compile(r"[ \t\r]+(?=\n|\Z)")
 
 _LARGEST_EXACT = 1 << 53
-"""Up to this size a float represents every integer exactly."""
+"""Up to this size, a float represents every integer exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ class Turn:
 
     @property
     def end(self) -> int:
-        """Number of the conversation's tokens up to the end of the turn."""
+        """The number of the conversation's tokens up to the end of the turn."""
         return self.start + len(self.tokens)
 
 
@@ -263,12 +262,12 @@ def thought_digest(reasoning: str) -> bytes:
 
 
 def agrees(turn: Turn, message: Message) -> bool:
-    """Return whether `message` has the same reasoning as `turn`, or none."""
+    """Return whether `message` has the same reasoning as `turn`, or has no reasoning."""
     return not message.reasoning.strip() or thought_digest(message.reasoning) == turn.thought
 
 
 def answers(messages: Sequence[Message]) -> list[int]:
-    """Return the indices of the assistant's messages in `messages`."""
+    """Return the indices of the assistant's messages."""
     return [number for number, message in enumerate(messages) if message.role == "assistant"]
 
 
@@ -283,7 +282,7 @@ def canonical(value: object) -> bytes:
 
 
 def _arguments(text: str, defaults: Mapping[str, bytes]) -> bytes:
-    """Return the canonical JSON of a call's arguments, without `defaults`."""
+    """Return a tool call's arguments as canonical JSON, without those equal to `defaults`."""
     try:
         found = _trimmed(json.loads(text, parse_int=_number, parse_float=_number))
     except (ValueError, RecursionError):
@@ -309,7 +308,7 @@ def _trimmed(value: object) -> object:
 
 
 def _number(text: str) -> int | float:
-    """Return a number as JavaScript represents it. Raises ValueError if it exceeds a float."""
+    """Return the number in `text` as JavaScript does. Raises ValueError if it exceeds a float."""
     number = float(text)
     if math.isinf(number):
         raise ValueError(f"{text:.40} is too large")

@@ -14,8 +14,8 @@ BlockId = NewType("BlockId", int)
 
 @dataclass(slots=True)
 class KVBlock:
-    """Up to 256 consecutive tokens of one layer; `start` is the position of the first. `layer_data`
-    is None until a backend fills it."""
+    """Up to 256 consecutive tokens of one layer. `start` is the first token's position.
+    `layer_data` is None until a backend fills it."""
 
     block_id: BlockId
     layer_id: int
@@ -25,13 +25,13 @@ class KVBlock:
 
     @property
     def stop(self) -> int:
-        """Position after the block's last token."""
+        """The position after the block's last token."""
         return self.start + self.token_count
 
 
 @dataclass(slots=True, eq=False)
 class AgentBlocks:
-    """One agent's cache: its tokens and, per layer, the blocks that hold them.
+    """One agent's cache: its tokens and, for each layer, the blocks that hold the tokens.
 
     `owner` is the pool's name for the holder of the blocks. A retired cache is empty.
     """

@@ -44,11 +44,11 @@ class SemanticError(Exception):
 
 
 class RequestError(SemanticError):
-    """The request cannot be served as it is; a retry is useless."""
+    """The engine cannot serve the request as it is; a retry is useless."""
 
 
 class InvalidRequestError(RequestError, ValueError):
-    """A field of the request is wrong; the message names the field and the expected value."""
+    """A field of the request is wrong. The message names the field and the expected value."""
 
 
 class ContextOverflowError(RequestError, ValueError):
@@ -83,7 +83,7 @@ class CacheReconstructionError(RequestError, ValueError):
 
 
 class CapacityError(SemanticError):
-    """Capacity is exhausted for now; a smaller request, or the same request later, may succeed."""
+    """Capacity is exhausted for now. A smaller or later request may succeed."""
 
 
 class PoolExhaustedError(CapacityError, ValueError):
@@ -99,7 +99,7 @@ class OverloadedError(CapacityError):
 
 
 class TenantLimitError(OverloadedError):
-    """The tenant already uses as much as it may."""
+    """The tenant already uses its whole part of the queue."""
 
 
 class WeightsTooLargeError(CapacityError):
@@ -113,7 +113,7 @@ class WeightsTooLargeError(CapacityError):
 class UncheckedGrammarError(CapacityError):
     """The `grammars` may be expensive to compile and need a check first.
 
-    If `compiles`, each is for a whole answer; otherwise it is a part of such a grammar.
+    If `compiles`, each grammar is for a whole answer. Otherwise it is a part of such a grammar.
     """
 
     def __init__(self, grammars: Sequence[Grammar], *, compiles: bool) -> None:
@@ -135,11 +135,11 @@ class OperatorError(SemanticError):
 
 
 class UnsupportedModelError(OperatorError, NotImplementedError):
-    """The model's kind of cache cannot be part of a batch; the message names the kind."""
+    """The model's kind of cache cannot be part of a batch. The message names the kind."""
 
 
 class BackendError(OperatorError, RuntimeError):
-    """The model failed while running; the message is the framework's own."""
+    """The model failed while running. The message is the framework's own."""
 
 
 class NotFiniteError(BackendError):
@@ -150,7 +150,7 @@ class NotFiniteError(BackendError):
 
 
 class ModelLoadError(OperatorError, RuntimeError):
-    """One of several models does not load. Clients may read `public`, which names no path."""
+    """One of several models does not load. Clients may read `public`, which contains no path."""
 
     def __init__(self, message: str, *, public: str) -> None:
         super().__init__(message)
@@ -158,7 +158,7 @@ class ModelLoadError(OperatorError, RuntimeError):
 
 
 class StoreError(OperatorError, OSError):
-    """A store cannot be opened: foreign, unsafe, or of a newer format. Opening changes nothing."""
+    """A store cannot be opened, because it is foreign, unsafe or of a newer format."""
 
 
 class IntegrityError(OperatorError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Equal parts for tenants.
+"""Divides the engine's time and space equally among tenants.
 
 FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996). FairRoom is a dynamic threshold
 (Choudhury and Hahne, 1998).
@@ -23,13 +23,13 @@ class FairShare:
         self._now = 0.0  # the highest use of a tenant when it was served
 
     def begin(self, tenant: str) -> None:
-        """Record that a tenant now wants something."""
+        """Record that a tenant now waits for service."""
         self._away.discard(tenant)
         self._used[tenant] = max(self._used.get(tenant, 0.0), self._now)
 
     def next(self, wanting: Iterable[str], owing: Mapping[str, float] | None = None) -> str:
-        """Return the tenant in `wanting` with the least use. A tenant's running work (`owing`)
-        counts as used."""
+        """Return the tenant in `wanting` with the least use. The cost of a tenant's running work,
+        `owing`, counts as used."""
         more = owing or {}
         tenant = min(wanting, key=lambda one: self._used[one] + more.get(one, 0.0))
         self._now = max(self._now, self._used[tenant])
@@ -40,7 +40,7 @@ class FairShare:
         self._used[tenant] += cost
 
     def end(self, tenant: str) -> None:
-        """Record that a tenant wants nothing more."""
+        """Record that a tenant no longer waits for service."""
         self._away.add(tenant)
         if len(self._away) == len(self._used):
             self._now = max(self._used.values())
@@ -50,7 +50,7 @@ class FairShare:
 
 
 class RoundRobin(Generic[V]):
-    """Queues values by tenant. Tenants alternate, and each tenant's values stay in order."""
+    """A queue of values by tenant. Tenants alternate, and each tenant's values stay in order."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[V]] = OrderedDict()  # the next tenant first
@@ -75,8 +75,8 @@ class RoundRobin(Generic[V]):
 class FairRoom:
     """Divides a space of size `most`, in any unit, among tenants.
 
-    A tenant that holds nothing may take any amount; another may hold at most `times` the space that
-    stays free. With `times` 1, two tenants get a third each.
+    A tenant that holds nothing may take any amount. Another tenant may hold at most `times` the
+    space that stays free. With `times` 1, two tenants get a third each.
     """
 
     def __init__(self, most: int, times: int = 1) -> None:
@@ -92,17 +92,17 @@ class FairRoom:
         return self.used + n <= self.most
 
     def leaves_room(self, tenant: str, n: int) -> bool:
-        """Return whether the tenant may take `n` more."""
+        """Return whether the tenant may take `n` more units of the space."""
         own = self._tenants[tenant]
         return not own or own + n <= self._times * (self.most - self.used - n)
 
     def take(self, tenant: str, n: int) -> None:
-        """Record that the tenant took `n` more, without checking any limit."""
+        """Record that the tenant took `n` more units, without checking any limit."""
         self.used += n
         self._tenants[tenant] += n
 
     def give(self, tenant: str, n: int) -> None:
-        """Record that the tenant returned `n`."""
+        """Record that the tenant returned `n` units."""
         self.used -= n
         self._tenants[tenant] -= n
         if not self._tenants[tenant]:
@@ -112,7 +112,7 @@ class FairRoom:
 class FairLru(Generic[K, V]):
     """Keeps values by tenant and key, with a total weight of at most `most`.
 
-    When full, drops the least recently used value of the tenant that holds most.
+    When full, drops the least recently used value of the tenant that holds the largest weight.
     """
 
     def __init__(self, most: int) -> None:
@@ -173,7 +173,7 @@ def equal_part(most: int, n_others: int) -> int | None:
 
 
 def pins_hold(n_others: int, *, is_public: bool) -> bool:
-    """Return whether a tenant that needs space must not evict pinned bytes of others."""
+    """Return whether a tenant that needs space must not evict other tenants' pinned bytes."""
     return is_public and n_others == 1
 
 
@@ -183,7 +183,7 @@ def kept(held: int, pinned: int, then: int) -> int:
 
 
 def most_each(sizes: Sequence[int], room: int) -> int:
-    """Return the most that each tenant may hold so that tenants of `sizes` fit into `room`."""
+    """Return the limit per tenant with which tenants of `sizes` fit into `room`."""
     left = len(sizes)
     for size in sorted(sizes):
         if size * left > room:

@@ -12,14 +12,14 @@ from typing import Final, TypeGuard
 from semantic.domain.errors import InvalidRequestError
 
 MAX_TAG_LENGTH = 128
-"""The most characters that a session, agent or client tag may have."""
+"""The maximum number of characters in a session, agent or client tag."""
 
 _MAX_PART_LENGTH = 100
-"""The most characters of a tag within a name."""
+"""The maximum number of characters of a tag within a name."""
 _DIGEST_DIGITS = 32
 _ESCAPES = str.maketrans({"%": "%25", "/": "%2F", "~": "%7E"})
 LONGEST_ABSENCE: Final = 86_400.0
-"""The most seconds that `Hints.back_in` may be."""
+"""The maximum of `Hints.back_in`, in seconds."""
 MOST_PRIORITY: Final = 8
 """The highest `Hints.priority`; the lowest is its negative."""
 
@@ -78,7 +78,7 @@ def home_of(name: str) -> str:
 
 
 def is_tag(text: object) -> TypeGuard[str]:
-    """Return whether `text` is a valid tag for a session, an agent or a client."""
+    """Return whether `text` is a valid tag of a session, an agent or a client."""
     return isinstance(text, str) and 1 <= len(text) <= MAX_TAG_LENGTH and text.isprintable()
 
 

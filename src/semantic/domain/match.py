@@ -31,8 +31,8 @@ class MatchEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """Tokens that an agent had in the cache and that a request computed again. `part` is the part
-    of the request that changed."""
+    """Cached tokens of an agent that a request computed again. `part` is the part of the request
+    that changed."""
 
     tokens: int
     seconds: float
@@ -41,9 +41,9 @@ class CacheMiss:
 
 @dataclass(frozen=True, slots=True)
 class MatchReport:
-    """How much of its prompt a request reused, and why not more.
+    """How much of its prompt a request reused, and why it did not reuse more.
 
-    At `differs_at` the prompt has the token `got` and the agent's cache `expected`.
+    At `differs_at` the prompt has the token `got`, and the agent's cache has `expected`.
     """
 
     prompt_tokens: int

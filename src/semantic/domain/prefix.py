@@ -13,7 +13,7 @@ from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, ModelCacheSpec
 
 _MAX_GENERATION_PROMPT = 16
-"""The most tokens that a generation prompt is assumed to have."""
+"""The assumed maximum number of tokens in a generation prompt."""
 _MAX_GENERATION_SHARE = 4
 """The generation prompt counts as at most a quarter of a short prompt."""
 
@@ -31,7 +31,7 @@ def without_generation_prompt(n_tokens: int) -> int:
 
 
 def ends_of_turn(turn: Manifest) -> list[BlockLink]:
-    """Return the last block of `turn`, and the block in which the repeated prompt tokens end."""
+    """Return the last block of `turn`, and the block in which its repeated prompt part ends."""
     stop = _repeated(turn)
     links = list(turn.scope.chain(turn.token_ids))
     n_full = stop // BLOCK_TOKENS  # full blocks that the turn and the prompt share
@@ -64,7 +64,7 @@ def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
 
 
 def reusable_prefix(spec: ModelCacheSpec, blocks: AgentBlocks | None, prompt: Sequence[int]) -> int:
-    """Return how many tokens of `prompt` a request can reuse, at most all but the last."""
+    """Return how many tokens of `prompt` a request can reuse. The last token is never reused."""
     if blocks is None or blocks.retired:
         return 0
     length = spec.reusable(min(common_prefix(blocks.token_ids, prompt), len(prompt) - 1))

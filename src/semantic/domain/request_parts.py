@@ -24,7 +24,7 @@ from semantic.domain.chat import (
 from semantic.domain.identity import digest
 
 MAX_MESSAGES = 4096
-"""The most messages to compare."""
+"""The maximum number of messages to compare."""
 _MAX_NAMED = 512
 _MAX_LABEL_LENGTH = 64
 _DIGEST_BYTES = 6
@@ -35,7 +35,7 @@ _SYSTEM: frozenset[Role] = frozenset({"system", "developer"})
 
 
 class PartKind(StrEnum):
-    """The kind of a part that differs."""
+    """The kind of a request's part that differs."""
 
     OPTION = "option"
     TOOL = "tool"
@@ -58,7 +58,7 @@ class Change(StrEnum):
     CUT = "cut"
     """The answer in the history ends at a stop string, before the end of the generated text."""
     RENDERED = "rendered"
-    """The content is equal, but the template renders it as other tokens."""
+    """The answer's content is equal, but the template renders it as other tokens."""
 
 
 class Answered(StrEnum):
@@ -87,7 +87,7 @@ _RENDERED_BECAUSE = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A part that differs.
+    """A part of a request that differs from an earlier request.
 
     `name` is the name of a tool or option, or the role of a message. Numbers count tools or
     messages from 1.
@@ -121,8 +121,8 @@ class MessageDigest:
 class Parts:
     """The parts of a request.
 
-    `messages` contains the first 4096 of its `n_messages` messages. The first `n_replayed` have the
-    tokens that the model computed.
+    `messages` contains the first 4096 of its `n_messages` messages. The first `n_replayed` messages
+    have the tokens that the model computed.
     """
 
     options: tuple[Named, ...] = ()
@@ -133,7 +133,7 @@ class Parts:
 
     @property
     def n_system(self) -> int:
-        """Number of leading system messages."""
+        """The number of leading system messages."""
         roles = (message.role in _SYSTEM for message in self.messages)
         return next((at for at, is_system in enumerate(roles) if not is_system), len(self.messages))
 
@@ -149,7 +149,7 @@ def parts_of(
     answers: Mapping[int, Answered] | None = None,
     tool_texts: Sequence[bytes] | None = None,
 ) -> Parts:
-    """Return the parts of `chat`, whose first `n_replayed` messages are replayed.
+    """Return the parts of `chat`. The engine replays its first `n_replayed` messages.
 
     `answers` maps an answer's index to its relation to the generated answer.
     """
@@ -199,7 +199,7 @@ def thread_of(parts: Parts) -> str:
 
 
 def common_messages(thread: str, other: str) -> int:
-    """Return how many messages at the beginning of two conversations are equal."""
+    """Return how many messages at the beginning of both conversations are equal."""
     starts = range(0, min(len(thread), len(other)), SHORT)
     same = (thread[at : at + SHORT] == other[at : at + SHORT] for at in starts)
     return next((number for number, is_same in enumerate(same) if not is_same), len(starts))

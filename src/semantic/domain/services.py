@@ -50,12 +50,12 @@ class BlockPool:
 
     @property
     def total_blocks(self) -> int | None:
-        """The budget in blocks; None if only bytes are limited."""
+        """The pool's budget in blocks; None if only bytes are limited."""
         return self._total_blocks
 
     @property
     def max_bytes(self) -> int | None:
-        """The budget in bytes; None if only blocks are limited."""
+        """The pool's budget in bytes; None if only blocks are limited."""
         return self._max_bytes
 
     @property
@@ -73,12 +73,12 @@ class BlockPool:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the blocks with a holder."""
+        """The number of bytes of the blocks with a holder."""
         return self._used_bytes
 
     @property
     def evictable_bytes(self) -> int:
-        """Bytes of the evictable blocks."""
+        """The number of bytes of the evictable blocks."""
         return self._evictable_bytes
 
     def can_allocate(self, counts: Sequence[int], *, after_eviction: bool = False) -> bool:
@@ -281,7 +281,7 @@ class BlockPool:
     def _change(self, ids: Iterable[BlockId], references: int, marks: int) -> None:
         """Add `references` and `marks` to the counts of each block.
 
-        A single loop without calls: each turn marks thousands of blocks twice.
+        A single loop without calls, because each request marks thousands of blocks twice.
         """
         in_use, marked = self._references, self._marks
         layer_of, block_bytes = self._layer_of, self._block_bytes

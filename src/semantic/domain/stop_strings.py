@@ -9,7 +9,7 @@ from typing import Final
 from semantic.domain.value_objects import Thoughts
 
 _LINE: Final = 64
-"""The most characters of a line, before a mark, in which to look for signs of a mention."""
+"""The maximum number of characters before a mark in which to look for signs of a mention."""
 MENTIONS: Final = re.compile(r"""\S[ \t]+\Z|["'(\[{]\Z""")
 """Matches the text before a mark if the line only mentions the mark."""
 
@@ -17,7 +17,7 @@ MENTIONS: Final = re.compile(r"""\S[ \t]+\Z|["'(\[{]\Z""")
 def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, str | None]:
     """Return the first of `marks` in `text` from `start` on, with its position.
 
-    If there is none, return the position from which the end of `text` could begin one.
+    If `text` has none, return the position from which its end could begin a mark.
     """
     found: tuple[int, str] | None = None
     for mark in marks:
@@ -72,14 +72,14 @@ class StopStrings:
                 self._is_thought = not self._is_thought
 
     def flush(self) -> str:
-        """Return the text still held back. Call this at the end of an uncut answer."""
+        """Return the text that `push` still holds back. Call this at the end of an uncut answer."""
         text, self._pending = self._pending, ""
         return text
 
     def _first(self, marks: Sequence[str]) -> tuple[int, str]:
         """Return the position of the first complete mark, and the mark.
 
-        If there is none, return the number of characters that can be sent, and "".
+        If there is no mark, return the number of characters that can be sent, and "".
         """
         text = self._pending
         found = [(text.find(mark) + len(mark), mark) for mark in marks if mark in text]

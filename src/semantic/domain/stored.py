@@ -1,4 +1,4 @@
-"""Values of a block store: block bodies as bytes, with headers, and one manifest per agent."""
+"""Values of a block store: block bodies with headers, and one manifest per agent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 class BlockLayout:
     """How block bodies divide a model's cache.
 
-    A body of `n` tokens is its segments in order, each the keys or values of one head of one layer.
+    A body of `n` tokens consists of segments: the keys or the values of one head of one layer.
     Segment `s` has `n * bytes_per_token[s]` bytes. `name` describes shapes, dtypes and order.
     """
 
@@ -25,7 +25,7 @@ class BlockLayout:
     full: tuple[int, ...] = ()
     window: tuple[int, ...] = ()
     window_tokens: int | None = None
-    """Window size of the layers in `window`."""
+    """The window size in tokens of the layers in `window`."""
     needs_checkpoint: bool = False
     """True if a sequence can resume only at a checkpoint."""
 
@@ -39,7 +39,7 @@ class BlockLayout:
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """Identifies a stored body; a store verifies every field when it reads the body."""
+    """Identifies a stored body. A store verifies every field when it reads the body."""
 
     link: BlockLink
     part: Part
@@ -84,7 +84,7 @@ class StoredBlock:
 class BlockRead:
     """A request to a store to read a body into memory.
 
-    Segment `s` goes to the start of `targets[s]`, which has room for 256 tokens.
+    Segment `s` goes to the start of `targets[s]`, which has space for 256 tokens.
     """
 
     header: BlockHeader
@@ -114,7 +114,7 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The index's entry for an unverified body: its size in bytes and its tier."""
+    """The size in bytes and the tier of an unverified body, as the index lists them."""
 
     n_bytes: int
     tier: Tier
@@ -135,7 +135,7 @@ _LATEST = 1 << 62
 
 
 def packed_name(name: str) -> bytes:
-    """Return an agent's name as bytes, which sort in the same order as the names."""
+    """Return an agent's name as bytes. The bytes sort in the same order as the names."""
     return name.encode("utf-8", "surrogatepass")
 
 
@@ -169,7 +169,7 @@ QUEUE_COUNTERS = tuple(name for name in COUNTERS if name != "written")
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """How many bytes a tenant has pinned, of its part `max_bytes`; None for a single tenant."""
+    """The number of bytes that a tenant has pinned. A single tenant has no `max_bytes`."""
 
     n_bytes: int
     max_bytes: int | None
@@ -191,7 +191,7 @@ class Wear:
 
     @property
     def today(self) -> int:
-        """Bytes written today."""
+        """The number of bytes written today."""
         return self.days.get(self.day, 0)
 
     @property

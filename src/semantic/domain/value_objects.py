@@ -18,7 +18,7 @@ SequenceId = NewType("SequenceId", int)
 """Identifies a sequence that is open in a backend."""
 
 BLOCK_TOKENS = 256
-"""Tokens per block. MLX's own caches grow in steps of 256 too."""
+"""The number of tokens per block. MLX's own caches grow in steps of 256 too."""
 
 
 def whole_blocks(n_tokens: int) -> int:
@@ -65,7 +65,7 @@ class LayerSpec:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block of this layer."""
+        """The number of bytes of one block of this layer."""
         if self.kind is LayerKind.STATE:
             return self.state_bytes
         per_token = self.kv_heads * (self.k_head_dim + self.v_head_dim) * self.itemsize
@@ -73,7 +73,7 @@ class LayerSpec:
 
     @property
     def max_blocks(self) -> int | None:
-        """The most blocks that a sequence ever has in this layer; None if the number grows with the
+        """The maximum number of blocks that a sequence has in this layer; None if it grows with the
         sequence."""
         if self.kind is LayerKind.STATE:
             return None if self.state_grows else 1
@@ -85,7 +85,7 @@ class LayerSpec:
         return blocks if room >= BLOCK_TOKENS // 2 else blocks + 1
 
     def blocks_for(self, n_tokens: int) -> int:
-        """Return how many blocks this layer needs for a sequence of `n_tokens`."""
+        """Return the number of blocks that a sequence of `n_tokens` needs in this layer."""
         needed = math.ceil(n_tokens / BLOCK_TOKENS)
         return needed if self.max_blocks is None else min(needed, self.max_blocks)
 
@@ -140,7 +140,7 @@ class ModelCacheSpec:
 
     @property
     def n_kv_heads(self) -> int:
-        """The most KV heads of any layer."""
+        """The largest number of KV heads in any layer."""
         return max(layer.kv_heads for layer in self.layers)
 
     @property
@@ -149,7 +149,7 @@ class ModelCacheSpec:
         return max(layer.k_head_dim for layer in self.layers)
 
     def bytes_per_block(self, layer_id: int) -> int:
-        """Bytes of one block of layer `layer_id`."""
+        """Return the bytes of one block of layer `layer_id`."""
         return self.layers[layer_id].bytes_per_block
 
     def blocks_for(self, n_tokens: int) -> tuple[int, ...]:
@@ -243,7 +243,7 @@ _LEAST_TOP_P = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose the next token. The defaults mean greedy decoding."""
+    """Options for choosing the next token. The defaults mean greedy decoding."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -312,7 +312,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The natural log-probabilities of a token and of the likeliest ones in its place."""
+    """The natural log-probabilities of a token and of the likeliest tokens in its place."""
 
     token: int
     logprob: float
@@ -334,7 +334,7 @@ class SampledToken(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """A new token of a running request, and the text that became final with it."""
+    """A new token of a running request, and the text that the token completes."""
 
     uid: str
     agent_id: str
@@ -378,7 +378,7 @@ class CompletedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """The number of one agent's blocks in the pool per layer, and their bytes."""
+    """An agent's blocks in the pool: their number in each layer, and their total size."""
 
     agent_id: str
     blocks_per_layer: tuple[int, ...]
