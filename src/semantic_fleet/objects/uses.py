@@ -69,7 +69,7 @@ class Numbers:
         self._objects.replace(path, self._sealed(path, numbers))
 
     def read(self, listed: Listed) -> array[int]:
-        """Return the numbers of an object, or none if it is unusable. Raises UnavailableError."""
+        """Return the numbers in one object; empty if unreadable. Raises UnavailableError."""
         path, n_bytes, numbers = listed.path, contents_bytes(listed.n_bytes), array("Q")
         if not n_bytes:
             return numbers

@@ -143,7 +143,7 @@ class Match(BaseModel):
 
 
 class Why(BaseModel):
-    """An agent's match; null before its first prompt."""
+    """How an agent's last prompt matched its cache. `match` is null before the first prompt."""
 
     object: Literal["agent.match"]
     id: str

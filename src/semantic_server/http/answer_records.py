@@ -115,7 +115,7 @@ class InstrumentedServing:
         return self._serving.model
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """See `ServingPort.answer`. Also raises the errors of the wrapper `through`."""
+        """See `ServingPort.answer`. Also raises the errors that `through` raises."""
         timer = _AnswerTimer(self._observers, self._clock, self._of)
         try:
             async with (

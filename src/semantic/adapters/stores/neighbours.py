@@ -79,7 +79,7 @@ class Children:
         self._families.clear()
 
     def of(self, parent: BlockHash, part: Part) -> list[BlockHeader]:
-        """Return the headers after `parent`, in the order of insertion."""
+        """Return the headers of the blocks that follow the block `parent`, oldest first."""
         family = self._families.get((parent, part))
         return [] if family is None else list(family.headers.values())
 

@@ -220,7 +220,7 @@ class SharedPrefill:
     # Life of a request
 
     def add(self, request: Request) -> None:
-        """Add a new request, so that others take checkpoints for it."""
+        """Add a new request. Running requests with the same prefix then take checkpoints for it."""
         if self._needs_checkpoint and request.keep:
             self._common.add(request)
 

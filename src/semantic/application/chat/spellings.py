@@ -34,7 +34,7 @@ def function_tags() -> CallSpelling:
 
 
 def pairs(prefix: str) -> CallSpelling:
-    """Return the spelling look<arg_key>what</arg_key><arg_value>...</arg_value> or look{...}."""
+    """Return the spelling of calls as NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>."""
     key, value, end = f"{prefix}arg_key", f"{prefix}arg_value", f"</{prefix}tool_call>"
     tags = CallTags(
         f"<{key}>",

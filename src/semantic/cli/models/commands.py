@@ -64,8 +64,8 @@ def ls(
 ) -> None:
     """List the models on this machine: in the hub's cache, behind aliases and in folders.
 
-    "A token" is what one more token of an agent costs; "agents of 32k" how many agents of 32,768
-    tokens the pool holds if they share nothing.
+    "A token" is the memory for one more token of an agent. "Agents of 32k" is how many agents of
+    32,768 tokens fit into the pool if they share nothing.
     """
     found = list(local_models(folders or (), gib("--pool-gb", pool_gb)))
     if as_json:

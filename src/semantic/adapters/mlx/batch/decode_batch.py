@@ -194,7 +194,7 @@ class ContinuousBatch:
     def __init__(
         self, model: Module, *, launch_blocks: bool | None = None, agree: Agree | None = None
     ) -> None:
-        """`launch_blocks` says that launching a step waits for the previous step. None selects the
+        """`launch_blocks` is true if a launch waits for the previous step to end; None selects the
         default device's value. `agree` makes all ranks use the same tokens."""
         self._launch_blocks = on_cpu() if launch_blocks is None else launch_blocks
         self._agree = agree

@@ -165,7 +165,7 @@ PadsFor = Callable[[Module], Pads | None]
 
 
 def pads_here(model: Module) -> Pads | None:
-    """Return `even` if this device is a GPU that pads this model correctly; else None.
+    """Return the rule for padding, `even`. Return None if this device should not pad this model.
 
     In `benchmarks.gpu_padded`, padded rows take at most 90 % of the time of ragged rows.
     """

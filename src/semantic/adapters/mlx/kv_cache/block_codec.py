@@ -150,7 +150,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
     def loading(
         self, caches: Sequence[CacheT], staging: Staging[MemoryT], part: Part, start: int, stop: int
     ) -> list[BodyTarget]:
-        """See `BatchBackend.loading`. `staging` keeps the targets' memory until `loaded`."""
+        """See `BatchBackend.loading`. `staging` owns the targets' memory until `loaded`."""
         require_bodies(part, start, stop)
         if part is Part.FULL:
             staging.require_next(start, self.layout)

@@ -102,7 +102,7 @@ def blocks_in(tokens: range) -> int:
 def require_block(length: int, part: Part, start: int, stop: int) -> None:
     """Raise BackendError unless positions `start` to `stop` are in one block before `length`."""
     if part is Part.CHECKPOINT:
-        raise BackendError("a checkpoint is not a block; expected part FULL or WINDOW")
+        raise BackendError("part must be FULL or WINDOW, got CHECKPOINT")
     if not 0 <= start < stop <= whole_blocks(start + 1):
         raise BackendError(f"tokens {start} to {stop} are not all in one block")
     if stop > length:

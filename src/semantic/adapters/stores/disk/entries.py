@@ -138,7 +138,7 @@ def agent_key(scope: Scope, agent_id: str) -> bytes:
 
 
 def cost_of(n_bytes: int) -> int:
-    """Return the bytes of a file for the quota: whole pages, and the file's name."""
+    """Return the bytes that a file of `n_bytes` takes on disk: whole pages and a name."""
     return min(-(-n_bytes // PAGE) * PAGE + _NAME_BYTES, _MAX_COST)
 
 

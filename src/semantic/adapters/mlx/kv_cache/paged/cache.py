@@ -22,7 +22,7 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTa
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """A layer's number within its kind, and attention over the layer's pages."""
+    """A model's layer with pages. `number` counts the layers of the same kind of pages."""
 
     kind: int
     number: int

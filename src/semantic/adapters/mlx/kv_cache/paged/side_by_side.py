@@ -81,7 +81,7 @@ class ChunkBatch(PagedBatch):
     ) -> tuple[PagedKeys, PagedKeys]:
         """Accept tokens, (sequences, kv_heads, tokens, head_dim). Return a handle to them."""
         if (keys.shape[0], keys.shape[2]) != self._layout.shape:
-            raise ValueError(f"expected (sequences, tokens) of {self._layout.shape}")
+            raise ValueError(f"expected {self._layout.shape} as (sequences, tokens)")
         as_rows = self._layout.to_rows
         handle = PagedKeys(self, as_rows(plain(keys)), as_rows(plain(values)), 0)
         return handle, handle
