@@ -286,7 +286,7 @@ class RayFleet:
     def metric(self, name: str) -> dict[str, float]:
         """A metric by the name of the host."""
         text = _operators(self.agents.url)
-        line = rf'^{name}{{.*replica="0@(\w+)".*}} (\S+)$'
+        line = rf'^{name}{{.*replica="\d+@(\w+)".*}} (\S+)$'
         return {m[1]: float(m[2]) for m in re.finditer(line, text, re.MULTILINE)}
 
     def prompts_at(self) -> dict[str, tuple[str, str]]:
