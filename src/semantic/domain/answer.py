@@ -83,7 +83,7 @@ class Usage:
     reasoning: int = 0
     match: MatchReport | None = None
     kept: bool = True  # the cache keeps the computed tokens
-    noted: int = 0  # attachments of which the prompt has only a note
+    noted: int = 0  # attachments that the prompt only mentions
 
     @property
     def written(self) -> int:

@@ -58,7 +58,7 @@ def decoded(data: bytes) -> StoredResponse:
 
 
 def response_in(data: bytes | None, response_id: str) -> StoredResponse | None:
-    """Return the response stored in a record; None if there is no such response."""
+    """Return the response stored in a record, or None for an unknown response."""
     try:
         found = None if data is None else decoded(data)
     except DamagedRecordError:

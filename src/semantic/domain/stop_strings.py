@@ -77,10 +77,8 @@ class StopStrings:
         return text
 
     def _first(self, marks: Sequence[str]) -> tuple[int, str]:
-        """Return the position of the first complete mark, and the mark.
-
-        If there is no mark, return the number of characters that can be sent, and "".
-        """
+        """Return the position of the first complete mark, and the mark. Without such a mark, return
+        the number of characters that can be sent, and an empty string."""
         text = self._pending
         found = [(text.find(mark) + len(mark), mark) for mark in marks if mark in text]
         if not found:

@@ -197,8 +197,9 @@ class StorePort(CacheStorePort, Protocol):
 
 
 class BlockObserver(Protocol):
-    """Receives the changes of a tier's whole blocks, in order. A method must return at once and
-    must not call a store. The method returns False if it could not record the change."""
+    """Receives the changes of a tier's whole blocks, in order. The tier calls a method from any
+    thread, under its locks: the method must return at once and must not call a store. The method
+    returns False if it could not record the change."""
 
     def stored(self, header: BlockHeader, tier: Tier) -> bool:
         """Record that requests can find the block. The same block may be recorded again."""

@@ -137,7 +137,7 @@ class StoppedError(Exception):
 @dataclass(frozen=True, slots=True, repr=False)  # repr=False: it holds a secret
 class Janitor:
     """Makes passes over one object store. Not thread-safe. `secret` is the fleet's secret of 32
-    bytes."""
+    bytes. A pass raises StoppedError if it is stopped."""
 
     _objects: Objects
     _secret: bytes

@@ -204,7 +204,7 @@ class UnreadableError(InvalidRequestError):
 
 
 class FileFormat(Protocol):
-    """A format of settings files."""
+    """A format of settings files. Methods raise UnreadableError for a text of another form."""
 
     def read(self, text: str) -> Document:
         """Parse the text of a settings file."""

@@ -320,7 +320,7 @@ class Owner:
 @contextmanager
 def exported(url: str, key_variable: str, agent: str, owner: Owner) -> Iterator[Archive]:
     """Yield an agent's archive. Raises the same errors as `get`, InvalidRequestError for a refused
-    request, and CapacityError for a busy server."""
+    request, OperatorError for a refused key, and CapacityError for a busy server."""
     path = _EXPORT.format(quote(agent, safe="")) + _query(tenant=owner.tenant, model=owner.model)
     with get(url, path, key_variable) as reply:
         length = reply.response.getheader("content-length", "")

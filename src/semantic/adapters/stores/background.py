@@ -48,7 +48,8 @@ class BackgroundStore:
     """Accepts writes at once; threads pass them to `inner`. Thread-safe.
 
     Drops blocks beyond `max_queued_bytes`, and all writes during a back-off. A process that ends
-    without `close` loses the queue. Methods without a docstring: see `CacheStorePort`.
+    without `close` loses the queue. `flush` and `close` raise IntegrityError if a bug has ended a
+    thread. Methods without a docstring: see `CacheStorePort`.
     """
 
     def __init__(

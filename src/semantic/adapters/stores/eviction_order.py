@@ -196,8 +196,7 @@ class EvictionOrder(Generic[E]):
                 yield from self._dependents_first(entry)
 
     def _dependents_first(self, entry: E) -> Sequence[E]:
-        # An entry with pinned or spared dependents is pinned or spared itself, so there is no need
-        # to skip any.
+        # No dependent is skipped: an entry is pinned or spared as soon as a dependent is.
         found = {entry: None}
         waiting = [entry]
         while waiting:

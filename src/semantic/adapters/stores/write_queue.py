@@ -31,7 +31,7 @@ class _Entry:
 
 class WriteQueue:
     """A queue of jobs. `changed` is the only lock; callers hold it unless a docstring says
-    otherwise."""
+    otherwise. `drain` and `close` raise IntegrityError if a bug has ended a thread."""
 
     def __init__(
         self,

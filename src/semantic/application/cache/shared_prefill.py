@@ -196,7 +196,9 @@ class _Plan:
 
 
 class SharedPrefill:
-    """Decides which request computes the blocks that several requests need."""
+    """Decides which request computes the blocks that several requests need. `add` is thread-safe.
+    `continues_from` and `parts_at` need the engine's lock; only the stepping thread calls the rest.
+    """
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from semantic.ports.serving import MemoryFigures
 _INTERVAL = 0.25
 """Seconds between two measurements."""
 _PARTS = 16
-"""The number of equal parts of the limit, of which one stays free."""
+"""The limit has this many equal parts; one part stays free."""
 _CALM = 60.0
 """The seconds without pressure after which a report says that the pressure is over."""
 _FORGET = 0.98

@@ -177,7 +177,7 @@ class Submission:
 @dataclass(eq=False, slots=True)
 class RequestHandle:
     """A queued submission. `accepted` resolves to the request's uid, or raises the errors of
-    `GenerationEnginePort.submit`."""
+    `GenerationEnginePort.submit`, and OverloadedError or BackendError if the engine ends first."""
 
     submission: Submission
     listener: Listener

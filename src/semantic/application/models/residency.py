@@ -16,9 +16,9 @@ _MIB = 1 << 20
 class Patience:
     """The time that a model stays loaded while another model needs the memory."""
 
-    residence: float = 4.0
-    linger: float = 0.25
-    longest: float = 30.0
+    residence: float = 4.0  # after loading, in multiples of the loading time
+    linger: float = 0.25  # when idle, in multiples of the loading time
+    longest: float = 30.0  # in seconds, for both
 
 
 @dataclass(eq=False, slots=True)

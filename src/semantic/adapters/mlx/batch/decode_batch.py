@@ -145,7 +145,7 @@ class DecodeBatch(Protocol):
 
     @property
     def max_joins_per_step(self) -> int | None:
-        """The maximum number of sequences that may join per step; None if there is no limit."""
+        """The maximum number of sequences that may join per step; None for any number."""
 
     def __contains__(self, sequence: object) -> bool: ...
 
@@ -318,10 +318,8 @@ class ContinuousBatch:
         ]
 
     def _advance(self, inputs: mx.array) -> list[mx.array]:
-        """Build the next step from `inputs`. Return more arrays to evaluate with the step.
-
-        It runs mlx-lm's operations in mlx-lm's order, so that the sampled tokens are the same.
-        """
+        """Build the next step from `inputs`. Return more arrays to evaluate with the step. It runs
+        mlx-lm's operations in mlx-lm's order, so that the sampled tokens are the same."""
         logits = self._caches.logits(inputs)
         # Tests the model's own logits: later, a mask may rightly add minus infinity.
         normalizers = self._normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)

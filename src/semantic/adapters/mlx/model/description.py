@@ -193,7 +193,7 @@ _HASH = "sha256:"
 
 
 def read_details(model: Module, model_id: str, folder: Path) -> ModelDetails:
-    """Return all details of `model` except those of the chat template."""
+    """Return all details of `model` except the chat template's. Raises OSError without `folder`."""
     config = load_config(folder)
     nested = config.get("text_config")
     text = nested if isinstance(nested, dict) else config

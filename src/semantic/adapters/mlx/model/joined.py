@@ -87,10 +87,8 @@ class Product:
 
 
 class _Takes(Module):
-    """A linear layer that takes its result from a joined product.
-
-    Must come before mlx-lm's class among the bases.
-    """
+    """A linear layer that takes its result from a joined product. Must come before mlx-lm's class
+    among the bases."""
 
     product: Product
     number: int

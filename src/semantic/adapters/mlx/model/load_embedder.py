@@ -88,7 +88,7 @@ def vectors_of(sums: mx.array) -> tuple[Vector, ...]:
 
 
 def read_length(folder: Path) -> int | None:
-    """Return the limit that `folder` declares on a text's tokens; None if there is no limit."""
+    """Return the limit that `folder` declares on a text's tokens, or None if it declares none."""
     found = _read(folder / "sentence_bert_config.json")
     most = found.get("max_seq_length") if isinstance(found, dict) else None
     return most if type(most) is int and most > 0 else None

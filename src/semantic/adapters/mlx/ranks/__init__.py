@@ -1,1 +1,1 @@
-"""One model on several processes, each of which computes a shard on its own device."""
+"""One model on several processes. Each process computes a shard on its own device."""

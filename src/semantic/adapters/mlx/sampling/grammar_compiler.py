@@ -87,7 +87,8 @@ class GrammarCompiler:
             raise UncheckedGrammarError(unknown, compiles=False)
 
     def require_enforceable(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError unless the engine can enforce a client's `grammar`."""
+        """Raise InvalidRequestError unless the engine can enforce a client's `grammar`. Raises
+        UncheckedGrammarError if another process must check the grammar first."""
         if self._verdicts is None:
             self.check(grammar)
             return

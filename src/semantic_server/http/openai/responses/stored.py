@@ -61,7 +61,7 @@ async def delete_response(request: Request, response_id: str) -> None:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Turn StoreError into a 503. Its message omits the cause, which may disclose details."""
+    """Turn StoreError into a WireError 503. It omits the cause, which may disclose details."""
     try:
         yield
     except StoreError as error:

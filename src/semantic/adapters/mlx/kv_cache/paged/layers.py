@@ -348,10 +348,8 @@ def _divided(held: range, n: int) -> list[range]:
 
 
 def _unshare(table: PageTable, length: int) -> list[tuple[PageRef, PageRef]]:
-    """Replace the shared pages that writes from position `length` on would change.
-
-    Returns pairs of old and new references; the caller copies the pages.
-    """
+    """Replace the shared pages that writes from position `length` on would change. Returns pairs of
+    old and new references; the caller copies the pages."""
     pool = table.pool
     needed = table.pages_for(length)
     table.refs[needed:] = [ref for ref in table.refs[needed:] if not ref.is_shared]
