@@ -82,6 +82,11 @@ def splits_of(row: RowPages, split: int) -> range:
     return range(row.first - row.first % split, row.position + 1, split)
 
 
+def items_of(splits: range, chunk: int) -> range:
+    """Divide `splits` into items of at most `chunk` tokens. Return the first position of each."""
+    return splits[:: max(1, chunk // splits.step)]
+
+
 def chunk_for(splits: Sequence[range], at_once: int) -> int:
     """Return the number of tokens per item of work with which the device finishes soonest. It
     processes `at_once` items in parallel."""
@@ -89,7 +94,7 @@ def chunk_for(splits: Sequence[range], at_once: int) -> int:
     longest, total = max(lengths), sum(lengths)
 
     def n_items(chunk: int) -> int:
-        return sum(-(-len(one) // max(1, chunk // one.step)) for one in splits)
+        return sum(len(items_of(one, chunk)) for one in splits)
 
     costs: list[tuple[int, int]] = []
     for waves in range(1, _MOST_WAVES + 1):
@@ -113,7 +118,7 @@ def plan_split(
     """Divide the keys of each row's next token into items of at most `chunk` tokens. If `runs` is
     given, `rows[i]` stands for a run of `runs[i]` rows; see `joined_runs`."""
     runs = [1] * len(rows) if runs is None else runs
-    starts = [mine[:: max(1, chunk // mine.step)] for mine in splits]
+    starts = [items_of(mine, chunk) for mine in splits]
     n_items = sum(map(len, starts))
     items: list[int] = []
     pages: list[int] = []
@@ -267,7 +272,8 @@ def _planned(
     splits = [splits_of(row, split_for(row)) for row in rows]
     chunk = chunk_for(splits, at_once)
     if runs is not None:  # their kernel has one split per item
-        splits = [splits_of(row, max(chunk, split_for(row))) for row in rows]
+        pairs = zip(rows, splits, strict=True)
+        splits = [splits_of(row, max(chunk, one.step)) for row, one in pairs]
     made = plan_split(rows, splits, chunk, runs)
     return StepPlan(
         made.n_items,
