@@ -166,9 +166,11 @@ class MLXTokenizer:
         at, n = run.start(), run.end() - run.start()
         if n <= _LONG_RUN:
             return
-        parts = (text[at : at + size] + _OTHER for size in (_LONG_RUN // 4, _LONG_RUN))
-        short, long = map(self._seconds, parts)
-        if long > _SQUARE * short and long * (n / _LONG_RUN) ** 2 > _MOST_SECONDS:
+        short, long = (text[at : at + size] + _OTHER for size in (_LONG_RUN // 4, _LONG_RUN))
+        most = _MOST_SECONDS * (_LONG_RUN / n) ** 2
+        if self._measured(long) <= most:  # further measurements could only be shorter
+            return
+        if self._seconds(long) > max(most, _SQUARE * self._seconds(short)):
             raise InvalidRequestError(
                 f"cannot tokenize {n} characters of one kind in a row: this model's tokenizer "
                 "takes time proportional to the square of their number; split them up"
