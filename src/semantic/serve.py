@@ -201,8 +201,9 @@ async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) ->
 
     embedder, details = await asyncio.wrap_future(loop.call(load))
     aliases = frozenset({model_name(model), model, DEFAULT_NAME} - {*names})
-    dimensions, most, made = embedder.dimensions, embedder.max_tokens, int(time.time())
-    known = EmbeddingModel(names, dimensions, most, made, aliases, details)
+    known = EmbeddingModel(
+        names, embedder.dimensions, embedder.max_tokens, int(time.time()), aliases, details
+    )
     workers, turns = FairThreads(2, "encode"), FairThreads(2, "embed")
     return Embeddings(known, embedder, loop.call, workers, turns)
 

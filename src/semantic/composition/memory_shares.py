@@ -202,8 +202,8 @@ def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
         return
     if (used := guard.lacks_room()) is not None:
         raise InvalidRequestError(
-            f"--memory-gb must be well above {used / _GIB:.3g} GB, got "
-            f"{guard.max_bytes / _GIB:.3g}: the idle process takes {used / _GIB:.3g} GB"
+            f"--memory-gb must be well above {used / _GIB:.3g} GiB, got "
+            f"{guard.max_bytes / _GIB:.3g}: the idle process takes {used / _GIB:.3g} GiB"
         )
     tier = store
     while isinstance(tier, TieredStore):
