@@ -50,8 +50,8 @@ TOKENS, SMALL_TOKENS = 512, 12
 ROUNDS, STEPS, WARM = 5, 5, 2
 PROFILED = 4
 """Steps of which kernels are counted."""
-_PER_BATCH = WARM + 1 + ROUNDS * (STEPS + 1) + PROFILED + 3
-"""Tokens that a variant adds to each sequence of a batch, and some."""
+_PER_BATCH = 1 + ROUNDS * (STEPS + 1) + PROFILED + 3
+"""Tokens that a variant adds to each sequence of a batch after warm-up, and some."""
 
 Build = Callable[[Module], Module]
 
@@ -151,12 +151,19 @@ class Steps:
     """Sequences that decode; which variant of the model computes a step is chosen for each."""
 
     def __init__(
-        self, model: Module, vocab: int, tokens: int, batches: Sequence[int], n_variants: int
+        self,
+        model: Module,
+        vocab: int,
+        tokens: int,
+        batches: Sequence[int],
+        n_variants: int,
+        warm: int = WARM,
     ) -> None:
         self._model = model
+        self._warm = warm
         self._backend: MLXBackend = wrap_model(model, "benchmark", decoding=lambda plain: plain)
         spec = self._backend.cache_spec()
-        per_batch = _PER_BATCH * n_variants
+        per_batch = (warm + _PER_BATCH) * n_variants
         capacities = [
             tokens + per_batch * sum(batch > number for batch in batches)
             for number in range(max(batches))
@@ -175,10 +182,10 @@ class Steps:
         self, batch: int, variants: Mapping[str, Module], samples: list[dict[str, Scalar]]
     ) -> Iterator[Json]:
         """A line for each variant, of a batch that is at least as large as the one before."""
-        self._grow(batch)
+        self.grow(batch)
         times: dict[str, list[list[float]]] = {name: [] for name in variants}
         for model in variants.values():
-            self._run(model, WARM)
+            self._run(model, self._warm)
         for _ in range(ROUNDS):
             for name, model in variants.items():
                 times[name] += self._run(model, STEPS)
@@ -201,7 +208,7 @@ class Steps:
                 "over_floor": round(step / floor, 3),
             }
 
-    def _grow(self, batch: int) -> None:
+    def grow(self, batch: int) -> None:
         """Let as many sequences decode."""
         greedy = SamplingParams()
         for sequence in self._sequences[self._decoding : batch]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import cast
+from typing import TypedDict, Unpack, cast
 
 import mlx.core as mx
 
@@ -57,6 +57,15 @@ class Parameter:
     has_size: bool = False
 
 
+class Launch(TypedDict):
+    """A launch's sizes, as MLX takes them, and its results."""
+
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+    output_shapes: Sequence[tuple[int, ...]]
+    output_dtypes: Sequence[mx.Dtype]
+
+
 class CudaKernel:
     """A CUDA kernel. Its first call waits until the kernel is compiled."""
 
@@ -68,51 +77,60 @@ class CudaKernel:
         head: str,
         body: str,
         shared_bytes: int = 0,
+        threads: int | None = None,
     ) -> None:
-        """`body` becomes a C function with these parameters. `head` precedes the function."""
+        """`body` becomes a C function with these parameters. `head` precedes the function. The
+        compiler leaves registers for thread groups of `threads`."""
         self._name = name
         self._inputs = tuple(inputs)
         self._shared_bytes = shared_bytes
-        source = f"{head}\n{_signature(name, inputs, outputs)} {{\n{_start(inputs)}{body}\n}}\n"
+        bounds = "" if threads is None else f"__launch_bounds__({threads}) "
+        signature = f'extern "C" __global__ void {bounds}{_signature(name, inputs, outputs)}'
+        source = f"{head}\n{signature} {{\n{_start(inputs)}{body}\n}}\n"
         self._code = _compilers().submit(compile_cuda, source, architecture())
 
     def __call__(
-        self,
-        *,
-        inputs: Sequence[mx.array | Heads],
-        grid: tuple[int, int, int],
-        threadgroup: tuple[int, int, int],
-        output_shapes: Sequence[tuple[int, ...]],
-        output_dtypes: Sequence[mx.Dtype],
+        self, *, inputs: Sequence[mx.array | Heads], **launch: Unpack[Launch]
     ) -> list[mx.array]:
         """Return the kernel's outputs as arrays that are not evaluated yet. Raises RuntimeError if
         the source text does not compile."""
+        given = [one.array if isinstance(one, Heads) else one for one in inputs]
+        return self.bind(inputs, **launch)(inputs=given)
+
+    def bind(
+        self, like: Sequence[mx.array | Heads], **launch: Unpack[Launch]
+    ) -> Callable[..., list[mx.array]]:
+        """Return a launch for inputs of the shapes of `like`. It takes a list of arrays, `inputs`.
+        Raises RuntimeError if the source text does not compile."""
         scalars: list[object] = []
-        for parameter, one in zip(self._inputs, inputs, strict=True):
+        for parameter, one in zip(self._inputs, like, strict=True):
             if parameter.n_strides:
                 strides = _strides(one)[: parameter.n_strides]
                 first = one.first * strides[1] if isinstance(one, Heads) else 0
                 scalars += [first, *strides]
             if parameter.has_size:
                 scalars.append(one.shape[0])
-        return mx.fast.precompiled_cuda_kernel(
+        return functools.partial(
+            mx.fast.precompiled_cuda_kernel,
             name=self._name,
             compiled_source=self._code.result(),
-            inputs=[one.array if isinstance(one, Heads) else one for one in inputs],
-            output_shapes=output_shapes,
-            output_dtypes=output_dtypes,
             scalars=scalars,
-            grid=grid,
-            threadgroup=threadgroup,
             shared_memory=self._shared_bytes,
             ensure_row_contiguous=True,
+            **launch,
         )
+
+
+def capability() -> int:
+    """Return the compute capability of MLX's GPU, such as 90 for 9.0."""
+    info = mx.device_info(mx.Device(mx.gpu))
+    major, minor = info["compute_capability_major"], info["compute_capability_minor"]
+    return 10 * cast(int, major) + cast(int, minor)
 
 
 def architecture() -> str:
     """Return the architecture of MLX's GPU in NVRTC's notation, such as sm_90."""
-    info = mx.device_info(mx.Device(mx.gpu))
-    return f"sm_{info['compute_capability_major']}{info['compute_capability_minor']}"
+    return f"sm_{capability()}"
 
 
 def compile_cuda(source: str, target: str) -> bytes:
@@ -140,7 +158,7 @@ def _signature(name: str, inputs: Sequence[Parameter], outputs: Sequence[Paramet
             arguments += [f"int {one.name}_stride_{axis}" for axis in range(one.n_strides)]
         if one.has_size:
             arguments.append(f"int {one.name}_size")
-    return f'extern "C" __global__ void {name}({", ".join(arguments)})'
+    return f"{name}({', '.join(arguments)})"
 
 
 def _start(inputs: Sequence[Parameter]) -> str:

@@ -14,6 +14,9 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
+Change = Callable[[Module], None]
+"""Changes a module of a copy in place."""
+
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of a module's linear layers that get the same input."""
 
@@ -23,9 +26,14 @@ MOST_ROWS = 256
 _ARRAYS = ("weight", "scales", "biases", "bias")
 
 
-def join(model: Module, names: Sequence[Sequence[str]] = JOINED) -> Module:
-    """Return a model with joined products. It computes the same and shares `model`'s weights."""
-    return _copied(model, {}, names)
+def join(
+    model: Module, names: Sequence[Sequence[str]] = JOINED, change: Change | None = None
+) -> Module:
+    """Return a model with joined products. It computes the same and shares `model`'s weights.
+
+    `change` gets each module of the result.
+    """
+    return _copied(model, {}, names, change or _keep)
 
 
 def share(model: Module, apart: Collection[str] = ()) -> Module:
@@ -36,7 +44,7 @@ def share(model: Module, apart: Collection[str] = ()) -> Module:
         for path, one in modules
         if path not in apart and not cast("Callable[[], dict[str, object]]", one.children)()
     }
-    return _copied(model, same, ())
+    return _copied(model, same, (), _keep)
 
 
 def product_of(module: Module) -> Product | None:
@@ -47,7 +55,7 @@ def product_of(module: Module) -> Product | None:
 class Product:
     """A matrix product for several linear layers with the same input."""
 
-    def __init__(self, layers: Sequence[Linear | QuantizedLinear]) -> None:
+    def __init__(self, layers: Sequence[Linear | QuantizedLinear], change: Change) -> None:
         """Concatenate the weights of `layers`, which become views of the result."""
         sizes = [cast(mx.array, layer["weight"]).shape[0] for layer in layers]
         edges = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
@@ -64,6 +72,7 @@ class Product:
             mx.eval(views)
             for layer, view in zip(layers, views, strict=True):
                 dict.__setitem__(layer, name, view)
+        change(self._whole)
         self._input: mx.array | None = None
         self._parts: list[mx.array | None] = []
         self._apart = False
@@ -100,40 +109,38 @@ class _Takes(Module):
         return apart(x) if found is None else found
 
 
-class _Part(_Takes, Linear):
-    """A linear layer of a joined product, with unquantized weights."""
+def _keep(module: Module) -> None:
+    """Leave `module` as it is."""
 
 
-class _QuantizedPart(_Takes, QuantizedLinear):
-    """A linear layer of a joined product, with quantized weights."""
-
-
-def _copied(module: Module, known: dict[int, Module], names: Sequence[Sequence[str]]) -> Module:
+def _copied(
+    module: Module, known: dict[int, Module], names: Sequence[Sequence[str]], change: Change
+) -> Module:
     """Copy a tree of modules, joining products. The copy shares all arrays."""
     if id(module) in known:
         return known[id(module)]
     copy = known[id(module)] = _without_children(module)
-    products = _join_in(module, names)
+    products = _join_in(module, names, change)
     for name, value in module.items():
-        dict.__setitem__(copy, name, _copied_value(value, known, names))
+        dict.__setitem__(copy, name, _copied_value(value, known, names, change))
+    change(copy)
     for joined, product in products.items():
         for number, name in enumerate(joined):
             part = copy[name]
-            kind = _Part if isinstance(part, Linear) else _QuantizedPart
-            part.__class__ = kind
+            part.__class__ = type("Part", (_Takes, type(part)), {})
             vars(part).update(product=product, number=number)
     return copy
 
 
 def _copied_value(
-    value: object, known: dict[int, Module], names: Sequence[Sequence[str]]
+    value: object, known: dict[int, Module], names: Sequence[Sequence[str]], change: Change
 ) -> object:
     if isinstance(value, Module):
-        return _copied(value, known, names)
+        return _copied(value, known, names, change)
     if isinstance(value, list):
-        return [_copied_value(one, known, names) for one in value]
+        return [_copied_value(one, known, names, change) for one in value]
     if isinstance(value, dict):
-        return {name: _copied_value(one, known, names) for name, one in value.items()}
+        return {name: _copied_value(one, known, names, change) for name, one in value.items()}
     return value
 
 
@@ -143,14 +150,16 @@ def _without_children(module: Module) -> Module:
     return copy
 
 
-def _join_in(module: Module, names: Sequence[Sequence[str]]) -> dict[tuple[str, ...], Product]:
+def _join_in(
+    module: Module, names: Sequence[Sequence[str]], change: Change
+) -> dict[tuple[str, ...], Product]:
     found: dict[tuple[str, ...], Product] = {}
     for group in names:
         layers = [module.get(name) for name in group]
         if all(type(one) in (Linear, QuantizedLinear) for one in layers):
             linear = cast("list[Linear | QuantizedLinear]", layers)
             if len({_form(one) for one in linear}) == 1:
-                found[tuple(group)] = Product(linear)
+                found[tuple(group)] = Product(linear, change)
                 mx.clear_cache()  # frees the separate weights
     return found
 

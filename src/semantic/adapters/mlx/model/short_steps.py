@@ -23,10 +23,11 @@ from mlx_lm.models import gemma3_text, llama, qwen2, qwen3
 from mlx_lm.models.activations import swiglu
 
 from semantic.adapters.mlx.arrays import Heads
-from semantic.adapters.mlx.device import on_cpu
+from semantic.adapters.mlx.device import on_cpu, on_cuda
 from semantic.adapters.mlx.kv_cache.attention_hook import scaled_dot_product_attention
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch
 from semantic.adapters.mlx.model.joined import MOST_ROWS, Product, join, product_of
+from semantic.adapters.mlx.model.row_layers import use_rows
 
 SOURCES = {
     llama: "3b64e8867b964bf3",
@@ -101,7 +102,7 @@ def _shorten(inner: Module, known: ModuleType, *, add_in_product: bool, compiled
 
 def keep_long(model: Module) -> None:
     """Make `model` decode with mlx-lm's own code, because joining would copy shared weights."""
-    vars(model)[_DECODING] = model
+    vars(model)[_DECODING] = join(model, (), use_rows) if on_cuda() else model
 
 
 def shorten_here(model: Module) -> Module:
@@ -109,7 +110,7 @@ def shorten_here(model: Module) -> Module:
     if on_cpu():
         return model
     if _DECODING not in vars(model):
-        joined = join(model)
+        joined = join(model, change=use_rows if on_cuda() else None)
         shorten(joined)
         vars(model)[_DECODING] = joined
     return cast(Module, vars(model)[_DECODING])

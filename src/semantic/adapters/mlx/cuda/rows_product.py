@@ -1,0 +1,331 @@
+"""Products of a decode step's rows with quantized weights, as one CUDA kernel.
+
+MLX reads the weights once per row, and its rounding changes with the number of rows. This kernel
+reads them once for up to 64 rows, and a row has the same bits beside any number of rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from semantic.adapters.mlx.cuda.nvrtc import C_TYPES, NUMBERS, CudaKernel, Parameter, capability
+
+MOST_ROWS = 64
+_COLUMNS = (1, 2, 4, 8)
+"""Tiles of 8 rows that a thread group computes. The bits of a row do not depend on it."""
+_AXES = 3
+_NEEDED = 80  # compute capability 8.0 multiplies matrices of bfloat16
+_BITS, _GROUPS = (4, 8), (32, 64, 128)
+_CHUNK = 64
+"""The number of features that a warp multiplies with one scale, at most a group's."""
+_SLICE_BITS = 512
+"""Bits of an output's weights that a warp reads at once."""
+_WARPS = 8
+"""Warps of a thread group, which share each sum."""
+_FORMATS = {
+    mx.bfloat16: ("bf16", 0x4300, 0x3F80, 0x4180),
+    mx.float16: ("f16", 0x6400, 0x3C00, 0x4C00),
+}
+"""The name of each type in PTX, and its bits of 128 or 1024, of 1 and of 16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A layer's weights in MLX's affine quantization, of (outputs, features)."""
+
+    weight: mx.array
+    scales: mx.array
+    biases: mx.array
+    bits: int
+    group: int
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The type of the products' numbers."""
+        return self.scales.dtype
+
+
+def can_multiply(weights: Weights) -> bool:
+    """Return whether the kernel knows the format of `weights` and this GPU's instructions."""
+    known = weights.dtype in _FORMATS and weights.bits in _BITS and weights.group in _GROUPS
+    return known and capability() >= _NEEDED
+
+
+class Product:
+    """A product of rows with a layer's weights."""
+
+    def __init__(self, weights: Weights) -> None:
+        """Start compiling the kernel for all numbers of rows."""
+        self._weights = weights
+        self._arrays = [weights.weight, weights.scales, weights.biases]
+        self._launches: dict[int, Callable[..., list[mx.array]]] = {}
+        for columns in _COLUMNS:
+            build(weights.dtype, weights.bits, weights.group, columns)
+
+    def accepts(self, x: mx.array) -> bool:
+        """Return whether `x` has the shape, (rows, 1, features), and the type of the kernel."""
+        shape = x.shape
+        return len(shape) == _AXES and shape[1] == 1 and self._knows(shape[0], x.dtype)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Return `x`, (rows, 1, features), times the transposed weights: (rows, 1, outputs)."""
+        n_rows = x.shape[0]
+        launch = self._launches.get(n_rows)
+        if launch is None:
+            launch = self._launches[n_rows] = self._bind(x)
+        return launch(inputs=[x, *self._arrays])[0]
+
+    def _knows(self, n_rows: int, dtype: mx.Dtype) -> bool:
+        return n_rows <= MOST_ROWS and dtype == self._weights.dtype
+
+    def _bind(self, x: mx.array) -> Callable[..., list[mx.array]]:
+        weights, n_rows = self._weights, x.shape[0]
+        n_outputs = weights.weight.shape[0]
+        columns = next(n for n in _COLUMNS if 8 * n >= n_rows)
+        n_groups = -(-n_outputs // (16 * _tiles(columns)))
+        return build(weights.dtype, weights.bits, weights.group, columns).bind(
+            [x, *self._arrays],
+            grid=(n_groups * 32 * _WARPS, 1, 1),
+            threadgroup=(32 * _WARPS, 1, 1),
+            output_shapes=[(n_rows, 1, n_outputs)],
+            output_dtypes=[x.dtype],
+        )
+
+
+@functools.cache
+def build(dtype: mx.Dtype, bits: int, group: int, columns: int) -> CudaKernel:
+    """Start compiling the kernel for up to 8 * `columns` rows at once."""
+    number = C_TYPES[dtype]
+    return CudaKernel(
+        f"semantic_rows_{number}_{bits}_{group}_{columns}",
+        [
+            Parameter("x", number, n_strides=1, has_size=True),
+            Parameter("weight", "unsigned", has_size=True),
+            Parameter("scales", number),
+            Parameter("biases", number),
+        ],
+        [Parameter("y", number)],
+        _constants(dtype, bits, group, columns) + HEAD,
+        BODY,
+        threads=32 * _WARPS,
+    )
+
+
+def _tiles(columns: int) -> int:
+    """Return how many tiles of 16 outputs a thread group computes."""
+    return 1 if columns == 1 else 2
+
+
+def _constants(dtype: mx.Dtype, bits: int, group: int, columns: int) -> str:
+    name, magic, one, sixteen = _FORMATS[dtype]
+    chunk = min(group, _CHUNK)
+    sizes = {
+        "BITS": bits, "GROUP": group, "CHUNK": chunk, "SLICE": max(1, _SLICE_BITS // bits // chunk),
+        "WARPS": _WARPS, "TILES": _tiles(columns), "COLUMNS": columns,
+        "MAGIC": f"{magic * 0x10001:#x}u", "ONE": f"{one * 0x10001:#x}u",
+        "SIXTEEN": f"{sixteen * 0x10001:#x}u", "FORMAT": f'"{name}"',
+    }  # fmt: skip
+    lines = "".join(f"#define {key} {value}\n" for key, value in sizes.items())
+    return f"{NUMBERS}typedef {C_TYPES[dtype]} T;\n{lines}"
+
+
+# A warp multiplies 16 outputs by 8 rows and sums over 16 features at a time. Within a group, the
+# order of the features is free, so that a lane takes the words as they lie in memory.
+HEAD = """
+#define WORDS (CHUNK * BITS / 128)  // per lane and chunk
+#define VALUES (CHUNK / 4)          // per lane and chunk
+#define AHEAD (COLUMNS == 1)        // all rows of a slice fit into registers
+typedef unsigned short u16;
+
+template <int N> struct alignas(N % 4 == 0 ? 16 : N % 2 == 0 ? 8 : 4) Words { unsigned at[N]; };
+
+__device__ __forceinline__ unsigned minus_magic(unsigned pair) {
+  unsigned found;
+  asm("fma.rn." FORMAT "x2 %0, %1, %2, %3;"
+      : "=r"(found) : "r"(pair), "r"(ONE), "r"(MAGIC | 0x80008000u));
+  return found;
+}
+__device__ __forceinline__ unsigned nibbles(unsigned word, int shift) {
+  return minus_magic((word >> shift & 0x000f000fu) | MAGIC);
+}
+__device__ __forceinline__ unsigned times_16_plus(unsigned high, unsigned low) {
+  unsigned found;
+  asm("fma.rn." FORMAT "x2 %0, %1, %2, %3;" : "=r"(found) : "r"(high), "r"(SIXTEEN), "r"(low));
+  return found;
+}
+// The numbers of a lane's words as pairs, in the order of `paired`.
+__device__ __forceinline__ void expand(const Words<WORDS>& words, unsigned (&pairs)[VALUES / 2]) {
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    const unsigned word = words.at[i];
+#if BITS == 4
+#pragma unroll
+    for (int j = 0; j < 4; ++j) pairs[4 * i + j] = nibbles(word, 4 * j);
+#else
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+      pairs[2 * i + j] = times_16_plus(nibbles(word, 8 * j + 4), nibbles(word, 8 * j));
+#endif
+  }
+}
+__device__ __forceinline__ void load(const T* from, bool aligned, unsigned (&found)[VALUES / 2]) {
+  if (aligned) {
+#pragma unroll
+    for (int i = 0; i < VALUES / 8; ++i) {
+      const uint4 four = ((const uint4*)from)[i];
+      found[4 * i] = four.x, found[4 * i + 1] = four.y;
+      found[4 * i + 2] = four.z, found[4 * i + 3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < VALUES / 2; ++i)
+      found[i] = ((const u16*)from)[2 * i] | (unsigned)((const u16*)from)[2 * i + 1] << 16;
+  }
+}
+__device__ __forceinline__ void paired(const unsigned (&in)[VALUES / 2],
+                                       unsigned (&out)[VALUES / 2]) {
+#if BITS == 4
+#pragma unroll
+  for (int i = 0; i < VALUES / 8; ++i) {
+    const unsigned* a = in + 4 * i;
+    out[4 * i] = __byte_perm(a[0], a[2], 0x5410), out[4 * i + 1] = __byte_perm(a[0], a[2], 0x7632);
+    out[4 * i + 2] = __byte_perm(a[1], a[3], 0x5410);
+    out[4 * i + 3] = __byte_perm(a[1], a[3], 0x7632);
+  }
+#else
+#pragma unroll
+  for (int i = 0; i < VALUES / 4; ++i) {
+    out[2 * i] = __byte_perm(in[2 * i], in[2 * i + 1], 0x5410);
+    out[2 * i + 1] = __byte_perm(in[2 * i], in[2 * i + 1], 0x7632);
+  }
+#endif
+}
+__device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2,
+                                    unsigned a3, unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." FORMAT "." FORMAT ".f32 "
+               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// SLICE chunks of a warp's outputs. A warp adds up every WARPS-th slice. The last slice may have
+// fewer chunks.
+struct Slice {
+  Words<WORDS> words[TILES][2][SLICE];
+  T scale[TILES][2][SLICE], bias[TILES][2][SLICE];
+};
+"""
+
+BODY = """
+  __shared__ float space[WARPS][8][16 * TILES + 1];
+  const int features = x_strides[0], outputs = weight_shape[0], rows = x_shape[0];
+  const bool aligned = ((size_t)x & 15) == 0;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int first = blockIdx.x * 16 * TILES;
+  const int n_chunks = features / CHUNK, groups = features / GROUP;
+  const size_t row_words = (size_t)features * BITS / 32;
+
+  const unsigned* from[TILES][2];
+  size_t group_at[TILES][2];
+#pragma unroll
+  for (int i = 0; i < TILES; ++i)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int output = min(first + 16 * i + 8 * h + g, outputs - 1);
+      from[i][h] = weight + output * row_words + t * WORDS;
+      group_at[i][h] = (size_t)output * groups;
+    }
+  const T* x_from[COLUMNS];
+#pragma unroll
+  for (int m = 0; m < COLUMNS; ++m)
+    x_from[m] = x + (size_t)min(8 * m + g, rows - 1) * features + t * VALUES;
+
+  float total[TILES][COLUMNS][4] = {};
+  const auto fetch = [&](Slice& slice, int start) {
+#pragma unroll
+    for (int s = 0; s < SLICE; ++s) {
+      const int chunk = min(start + s, n_chunks - 1);
+#pragma unroll
+      for (int i = 0; i < TILES; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          slice.words[i][h][s] = *(const Words<WORDS>*)(from[i][h] + (size_t)chunk * 4 * WORDS);
+          slice.scale[i][h][s] = scales[group_at[i][h] + chunk * CHUNK / GROUP];
+          slice.bias[i][h][s] = biases[group_at[i][h] + chunk * CHUNK / GROUP];
+        }
+    }
+  };
+  const auto add = [&](const Slice& slice, int start) {
+    unsigned all[AHEAD ? SLICE : 1][AHEAD ? COLUMNS : 1][VALUES / 2];
+    if (AHEAD)
+#pragma unroll
+      for (int s = 0; s < SLICE; ++s)
+#pragma unroll
+        for (int m = 0; m < COLUMNS; ++m)
+          load(x_from[m] + min(start + s, n_chunks - 1) * CHUNK, aligned, all[s][m]);
+#pragma unroll
+    for (int s = 0; s < SLICE; ++s) {
+      if (start + s >= n_chunks) break;
+      unsigned w[TILES][2][VALUES / 2];
+#pragma unroll
+      for (int i = 0; i < TILES; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) expand(slice.words[i][h][s], w[i][h]);
+#pragma unroll
+      for (int m = 0; m < COLUMNS; ++m) {
+        unsigned v[VALUES / 2];
+        if (AHEAD) {
+          paired(all[s][m], v);
+        } else {
+          load(x_from[m] + (start + s) * CHUNK, aligned, all[0][0]);
+          paired(all[0][0], v);
+        }
+        float sums[4] = {};
+#pragma unroll
+        for (int j = 0; j < VALUES / 4; ++j)
+          mma(sums, ONE, ONE, ONE, ONE, v[2 * j], v[2 * j + 1]);
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+          float c[4] = {};
+#pragma unroll
+          for (int j = 0; j < VALUES / 4; ++j)
+            mma(c, w[i][0][2 * j], w[i][1][2 * j], w[i][0][2 * j + 1], w[i][1][2 * j + 1],
+                v[2 * j], v[2 * j + 1]);
+#pragma unroll
+          for (int n = 0; n < 4; ++n)
+            total[i][m][n] = fmaf((float)slice.bias[i][n >> 1][s], sums[n],
+                                  fmaf((float)slice.scale[i][n >> 1][s], c[n], total[i][m][n]));
+        }
+      }
+    }
+  };
+  for (int start = warp * SLICE; start < n_chunks; start += WARPS * SLICE) {
+    Slice now;
+    fetch(now, start);
+    add(now, start);
+  }
+  // Sum over the warps, always in the same order.
+#pragma unroll
+  for (int m = 0; m < COLUMNS; ++m) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < TILES; ++i)
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+        space[warp][2 * t + (n & 1)][16 * i + 8 * (n >> 1) + g] = total[i][m][n];
+    __syncthreads();
+    for (int at = threadIdx.x; at < 8 * 16 * TILES; at += 32 * WARPS) {
+      const int row = at / (16 * TILES), output = at % (16 * TILES);
+      float sum = 0.0f;
+#pragma unroll
+      for (int one = 0; one < WARPS; ++one) sum += space[one][row][output];
+      const int to = 8 * m + row;
+      if (to < rows && first + output < outputs)
+        y[(size_t)to * outputs + first + output] = T(sum);
+    }
+  }
+"""

@@ -1,0 +1,116 @@
+"""Quantized layers multiply a decode step's rows with the kernel, and all else as mlx-lm does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from mlx_lm.models.cache import make_prompt_cache
+
+from semantic.adapters.mlx.cuda import nvrtc, rows_product
+from semantic.adapters.mlx.model.joined import join
+from semantic.adapters.mlx.model.row_layers import use_rows
+from tests.support.tiny_models import build
+
+FEATURES, OUTPUTS = 128, 96
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The numbers of rows of the kernel's launches. MLX computes their products."""
+    found: list[int] = []
+
+    def launch(*, inputs: list[mx.array], **given: object) -> list[mx.array]:
+        x, weight, scales, biases = inputs
+        n_rows, one, n_features = x.shape
+        found.append(n_rows)
+        assert given["output_shapes"] == [(n_rows, one, weight.shape[0])]
+        assert given["scalars"] == [0, n_features, n_rows, weight.shape[0]]
+        return [mx.quantized_matmul(x, weight, scales, biases, group_size=64, bits=4)]
+
+    monkeypatch.setattr(nvrtc, "compile_cuda", lambda _text, _target: b"")
+    for module in (nvrtc, rows_product):
+        monkeypatch.setattr(module, "capability", lambda: 80)
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", launch)
+    rows_product.build.cache_clear()
+    yield found
+    rows_product.build.cache_clear()
+
+
+def layer(*, bias: bool = False, dtype: mx.Dtype = mx.bfloat16, bits: int = 4) -> Module:
+    linear = Linear(FEATURES, OUTPUTS, bias=bias)
+    made = cast(Module, QuantizedLinear.from_linear(linear, 64, bits))
+    made.set_dtype(dtype)
+    return made
+
+
+def called(module: Module, x: mx.array) -> mx.array:
+    return cast("Callable[[mx.array], mx.array]", module)(x)
+
+
+def given(n_rows: int, n_tokens: int = 1, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
+    return mx.random.normal((n_rows, n_tokens, FEATURES), key=mx.random.key(1)).astype(dtype)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+def test_rows_of_a_decode_step_are_one_launch(rows: list[int], *, bias: bool) -> None:
+    ours = layer(bias=bias)
+    expected = called(ours, given(3))
+    use_rows(ours)
+    assert mx.array_equal(called(ours, given(3)), expected)
+    assert rows == [3]
+
+
+def test_an_embedding_is_the_output_layer_as_well(rows: list[int]) -> None:
+    ours = cast(Module, QuantizedEmbedding(OUTPUTS, FEATURES, 64, 4))
+    ours.set_dtype(mx.bfloat16)
+    expected, looked_up = ours.as_linear(given(5)), called(ours, mx.array([[1], [2]]))
+    use_rows(ours)
+    assert mx.array_equal(ours.as_linear(given(5)), expected)
+    assert mx.array_equal(called(ours, mx.array([[1], [2]])), looked_up)
+    assert rows == [5]
+
+
+@pytest.mark.parametrize(
+    "x", [given(1, 2), given(2, 3), given(65), given(2, dtype=mx.float32), given(1)[0]],
+    ids=["tokens", "rows of tokens", "65 rows", "fp32", "no rows"],
+)  # fmt: skip
+def test_other_inputs_are_multiplied_by_mlx(rows: list[int], x: mx.array) -> None:
+    ours = layer()
+    expected = called(ours, x)
+    use_rows(ours)
+    assert mx.array_equal(called(ours, x), expected)
+    assert not rows
+
+
+def test_a_model_launches_each_joined_product_once_a_step(rows: list[int]) -> None:
+    model = build("quantized")
+    model.set_dtype(mx.bfloat16)
+    plain, ours = join(model), join(model, change=use_rows)
+    expected, found = (
+        [one(mx.array([[3]] * 4), cache=make_prompt_cache(one))] for one in (plain, ours)
+    )
+    assert mx.array_equal(found[0], expected[0])
+    n_layers = len(model.layers)
+    assert rows == [4] * (4 * n_layers + 1)
+
+
+@pytest.mark.parametrize("other", ["fp32", "2 bits", "an old GPU", "plain"])
+def test_other_layers_stay_as_they_are(
+    rows: list[int], other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if other == "an old GPU":
+        monkeypatch.setattr(rows_product, "capability", lambda: 75)
+    dtype = mx.float32 if other == "fp32" else mx.bfloat16
+    ours = layer(dtype=dtype, bits=2 if other == "2 bits" else 4)
+    if other == "plain":
+        ours = Linear(FEATURES, OUTPUTS)
+    kind = type(ours)
+    use_rows(ours)
+    assert type(ours) is kind
+    assert not rows
