@@ -130,7 +130,7 @@ class Tokenizer(Protocol):
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> list[int]:
         """Return the token ids of a conversation. Each message has a "role" and a "content". Raises
-        InvalidRequestError if there is no template or it refuses the messages."""
+        InvalidRequestError if the model has no template or its template refuses the messages."""
 
 
 class BodyTarget(Protocol):
