@@ -43,9 +43,9 @@ WARM, SMALL_WARM = 80, 1
 MLX, OURS = "MLX", "ours"
 
 
-def sides(model: Module, *, on_gpu: bool) -> dict[str, Module]:
+def sides(model: Module) -> dict[str, Module]:
     """The model with MLX's products and with ours, which need a GPU."""
-    found = {MLX: join(model), OURS: join(model, change=use_rows if on_gpu else None)}
+    found = {MLX: join(model), OURS: join(model, change=use_rows)}
     for one in found.values():
         shorten(one)
     return found
@@ -70,7 +70,7 @@ def main(given: Sequence[str] | None = None) -> int:
     model = tiny_model("quantized") if small else shapes.llama_8b_4bit(arguments.layers)
     vocab = VOCAB if small else shapes.LLAMA_VOCAB
     batches = sorted(arguments.batch or (SMALL_BATCHES if small else BATCHES))
-    both = sides(model, on_gpu=not small)
+    both = sides(model)
     samples: list[dict[str, Scalar]] = []
     table: list[Json] = []
     summary: dict[str, Json] = {"steps": table}

@@ -17,6 +17,7 @@ from typing import TypedDict, Unpack, cast
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import Heads
+from semantic.adapters.mlx.device import on_cuda
 
 _LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12")
 _THREADS = 8
@@ -77,15 +78,15 @@ class CudaKernel:
         head: str,
         body: str,
         shared_bytes: int = 0,
-        threads: int | None = None,
+        bounds: tuple[int, int] | None = None,
     ) -> None:
-        """`body` becomes a C function with these parameters. `head` precedes the function. The
-        compiler leaves registers for thread groups of `threads`."""
+        """`body` becomes a C function with these parameters. `head` precedes the function. `bounds`
+        are the threads of a group and how many groups the registers of a multiprocessor hold."""
         self._name = name
         self._inputs = tuple(inputs)
         self._shared_bytes = shared_bytes
-        bounds = "" if threads is None else f"__launch_bounds__({threads}) "
-        signature = f'extern "C" __global__ void {bounds}{_signature(name, inputs, outputs)}'
+        limits = "" if bounds is None else "__launch_bounds__({}, {}) ".format(*bounds)
+        signature = f'extern "C" __global__ void {limits}{_signature(name, inputs, outputs)}'
         source = f"{head}\n{signature} {{\n{_start(inputs)}{body}\n}}\n"
         self._code = _compilers().submit(compile_cuda, source, architecture())
 
@@ -122,7 +123,9 @@ class CudaKernel:
 
 
 def capability() -> int:
-    """Return the compute capability of MLX's GPU, such as 90 for 9.0."""
+    """Return the compute capability of MLX's GPU, such as 90 for 9.0; 0 without CUDA."""
+    if not on_cuda():
+        return 0
     info = mx.device_info(mx.Device(mx.gpu))
     major, minor = info["compute_capability_major"], info["compute_capability_minor"]
     return 10 * cast(int, major) + cast(int, minor)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from semantic.adapters.mlx.cuda.nvrtc import C_TYPES, NUMBERS, CudaKernel, Parameter, capability
+from semantic.adapters.mlx.cuda.rows_source import MATRICES
 
-MOST_ROWS = 64
 _COLUMNS = (1, 2, 4, 8)
 """Tiles of 8 rows that a thread group computes. The bits of a row do not depend on it."""
-_AXES = 3
+MOST_ROWS = 8 * _COLUMNS[-1]
 _NEEDED = 80  # compute capability 8.0 multiplies matrices of bfloat16
 _BITS, _GROUPS = (4, 8), (32, 64, 128)
 _CHUNK = 64
@@ -26,11 +26,8 @@ _SLICE_BITS = 512
 """Bits of an output's weights that a warp reads at once."""
 _WARPS = 8
 """Warps of a thread group, which share each sum."""
-_FORMATS = {
-    mx.bfloat16: ("bf16", 0x4300, 0x3F80, 0x4180),
-    mx.float16: ("f16", 0x6400, 0x3C00, 0x4C00),
-}
-"""The name of each type in PTX, and its bits of 128 or 1024, of 1 and of 16."""
+_FORMATS = {mx.bfloat16: (0x4300, 0x3F80, 0x4180), mx.float16: (0x6400, 0x3C00, 0x4C00)}
+"""Each type's bits of a power of two with zeros where a nibble goes, of 1 and of 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +65,8 @@ class Product:
 
     def accepts(self, x: mx.array) -> bool:
         """Return whether `x` has the shape, (rows, 1, features), and the type of the kernel."""
-        shape = x.shape
-        return len(shape) == _AXES and shape[1] == 1 and self._knows(shape[0], x.dtype)
+        one_token = x.shape[1:-1] == (1,)
+        return one_token and x.shape[0] <= MOST_ROWS and x.dtype == self._weights.dtype
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return `x`, (rows, 1, features), times the transposed weights: (rows, 1, outputs)."""
@@ -78,9 +75,6 @@ class Product:
         if launch is None:
             launch = self._launches[n_rows] = self._bind(x)
         return launch(inputs=[x, *self._arrays])[0]
-
-    def _knows(self, n_rows: int, dtype: mx.Dtype) -> bool:
-        return n_rows <= MOST_ROWS and dtype == self._weights.dtype
 
     def _bind(self, x: mx.array) -> Callable[..., list[mx.array]]:
         weights, n_rows = self._weights, x.shape[0]
@@ -109,9 +103,9 @@ def build(dtype: mx.Dtype, bits: int, group: int, columns: int) -> CudaKernel:
             Parameter("biases", number),
         ],
         [Parameter("y", number)],
-        _constants(dtype, bits, group, columns) + HEAD,
+        _constants(dtype, bits, group, columns) + MATRICES + HEAD,
         BODY,
-        threads=32 * _WARPS,
+        bounds=(32 * _WARPS, 1 if columns == _COLUMNS[-1] else 2),
     )
 
 
@@ -121,13 +115,13 @@ def _tiles(columns: int) -> int:
 
 
 def _constants(dtype: mx.Dtype, bits: int, group: int, columns: int) -> str:
-    name, magic, one, sixteen = _FORMATS[dtype]
+    magic, one, sixteen = _FORMATS[dtype]
     chunk = min(group, _CHUNK)
     sizes = {
         "BITS": bits, "GROUP": group, "CHUNK": chunk, "SLICE": max(1, _SLICE_BITS // bits // chunk),
         "WARPS": _WARPS, "TILES": _tiles(columns), "COLUMNS": columns,
         "MAGIC": f"{magic * 0x10001:#x}u", "ONE": f"{one * 0x10001:#x}u",
-        "SIXTEEN": f"{sixteen * 0x10001:#x}u", "FORMAT": f'"{name}"',
+        "SIXTEEN": f"{sixteen * 0x10001:#x}u", "HALF": int(dtype == mx.float16),
     }  # fmt: skip
     lines = "".join(f"#define {key} {value}\n" for key, value in sizes.items())
     return f"{NUMBERS}typedef {C_TYPES[dtype]} T;\n{lines}"
@@ -157,19 +151,23 @@ __device__ __forceinline__ unsigned times_16_plus(unsigned high, unsigned low) {
   asm("fma.rn." FORMAT "x2 %0, %1, %2, %3;" : "=r"(found) : "r"(high), "r"(SIXTEEN), "r"(low));
   return found;
 }
-// The numbers of a lane's words as pairs, in the order of `paired`.
-__device__ __forceinline__ void expand(const Words<WORDS>& words, unsigned (&pairs)[VALUES / 2]) {
+// Puts the numbers of a lane's words, as pairs in the order of `paired`, into row 8 * half of the
+// operands of MULTIPLY.
+__device__ __forceinline__ void expand(const Words<WORDS>& words, int half,
+                                       unsigned (&operands)[VALUES / 4][4]) {
 #pragma unroll
   for (int i = 0; i < WORDS; ++i) {
     const unsigned word = words.at[i];
+#pragma unroll
+    for (int j = 0; j < 16 / BITS; ++j) {
 #if BITS == 4
-#pragma unroll
-    for (int j = 0; j < 4; ++j) pairs[4 * i + j] = nibbles(word, 4 * j);
+      const unsigned pair = nibbles(word, 4 * j);
 #else
-#pragma unroll
-    for (int j = 0; j < 2; ++j)
-      pairs[2 * i + j] = times_16_plus(nibbles(word, 8 * j + 4), nibbles(word, 8 * j));
+      const unsigned pair = times_16_plus(nibbles(word, 8 * j + 4), nibbles(word, 8 * j));
 #endif
+      const int at = 16 / BITS * i + j;
+      operands[at / 2][at % 2 * 2 + half] = pair;
+    }
   }
 }
 __device__ __forceinline__ void load(const T* from, bool aligned, unsigned (&found)[VALUES / 2]) {
@@ -204,20 +202,6 @@ __device__ __forceinline__ void paired(const unsigned (&in)[VALUES / 2],
   }
 #endif
 }
-__device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2,
-                                    unsigned a3, unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." FORMAT "." FORMAT ".f32 "
-               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-// SLICE chunks of a warp's outputs. A warp adds up every WARPS-th slice. The last slice may have
-// fewer chunks.
-struct Slice {
-  Words<WORDS> words[TILES][2][SLICE];
-  T scale[TILES][2][SLICE], bias[TILES][2][SLICE];
-};
 """
 
 BODY = """
@@ -230,14 +214,14 @@ BODY = """
   const size_t row_words = (size_t)features * BITS / 32;
 
   const unsigned* from[TILES][2];
-  size_t group_at[TILES][2];
+  int group_at[TILES][2];
 #pragma unroll
   for (int i = 0; i < TILES; ++i)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int output = min(first + 16 * i + 8 * h + g, outputs - 1);
       from[i][h] = weight + output * row_words + t * WORDS;
-      group_at[i][h] = (size_t)output * groups;
+      group_at[i][h] = output * groups;
     }
   const T* x_from[COLUMNS];
 #pragma unroll
@@ -245,7 +229,12 @@ BODY = """
     x_from[m] = x + (size_t)min(8 * m + g, rows - 1) * features + t * VALUES;
 
   float total[TILES][COLUMNS][4] = {};
-  const auto fetch = [&](Slice& slice, int start) {
+  const unsigned ones[] = {ONE, ONE, ONE, ONE};
+  // A warp adds up every WARPS-th slice of SLICE chunks. The last slice may have fewer.
+  for (int start = warp * SLICE; start < n_chunks; start += WARPS * SLICE) {
+    Words<WORDS> words[SLICE][TILES][2];
+    T scale[SLICE][TILES][2], bias[SLICE][TILES][2];
+    unsigned ahead[AHEAD ? SLICE : 1][VALUES / 2];
 #pragma unroll
     for (int s = 0; s < SLICE; ++s) {
       const int chunk = min(start + s, n_chunks - 1);
@@ -253,60 +242,41 @@ BODY = """
       for (int i = 0; i < TILES; ++i)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          slice.words[i][h][s] = *(const Words<WORDS>*)(from[i][h] + (size_t)chunk * 4 * WORDS);
-          slice.scale[i][h][s] = scales[group_at[i][h] + chunk * CHUNK / GROUP];
-          slice.bias[i][h][s] = biases[group_at[i][h] + chunk * CHUNK / GROUP];
+          const int group = group_at[i][h] + chunk * CHUNK / GROUP;
+          words[s][i][h] = *(const Words<WORDS>*)(from[i][h] + (size_t)chunk * 4 * WORDS);
+          scale[s][i][h] = scales[group];
+          bias[s][i][h] = biases[group];
         }
+      if (AHEAD) load(x_from[0] + chunk * CHUNK, aligned, ahead[s]);
     }
-  };
-  const auto add = [&](const Slice& slice, int start) {
-    unsigned all[AHEAD ? SLICE : 1][AHEAD ? COLUMNS : 1][VALUES / 2];
-    if (AHEAD)
-#pragma unroll
-      for (int s = 0; s < SLICE; ++s)
-#pragma unroll
-        for (int m = 0; m < COLUMNS; ++m)
-          load(x_from[m] + min(start + s, n_chunks - 1) * CHUNK, aligned, all[s][m]);
 #pragma unroll
     for (int s = 0; s < SLICE; ++s) {
       if (start + s >= n_chunks) break;
-      unsigned w[TILES][2][VALUES / 2];
+      unsigned w[TILES][VALUES / 4][4];
 #pragma unroll
       for (int i = 0; i < TILES; ++i)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) expand(slice.words[i][h][s], w[i][h]);
+        for (int h = 0; h < 2; ++h) expand(words[s][i][h], h, w[i]);
 #pragma unroll
       for (int m = 0; m < COLUMNS; ++m) {
-        unsigned v[VALUES / 2];
-        if (AHEAD) {
-          paired(all[s][m], v);
-        } else {
-          load(x_from[m] + (start + s) * CHUNK, aligned, all[0][0]);
-          paired(all[0][0], v);
-        }
+        unsigned loaded[VALUES / 2], v[VALUES / 2];
+        if (!AHEAD) load(x_from[m] + (start + s) * CHUNK, aligned, loaded);
+        paired(AHEAD ? ahead[s] : loaded, v);
         float sums[4] = {};
 #pragma unroll
-        for (int j = 0; j < VALUES / 4; ++j)
-          mma(sums, ONE, ONE, ONE, ONE, v[2 * j], v[2 * j + 1]);
+        for (int j = 0; j < VALUES / 4; ++j) MULTIPLY(sums, ones, v[2 * j], v[2 * j + 1])
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
           float c[4] = {};
 #pragma unroll
-          for (int j = 0; j < VALUES / 4; ++j)
-            mma(c, w[i][0][2 * j], w[i][1][2 * j], w[i][0][2 * j + 1], w[i][1][2 * j + 1],
-                v[2 * j], v[2 * j + 1]);
+          for (int j = 0; j < VALUES / 4; ++j) MULTIPLY(c, w[i][j], v[2 * j], v[2 * j + 1])
 #pragma unroll
           for (int n = 0; n < 4; ++n)
-            total[i][m][n] = fmaf((float)slice.bias[i][n >> 1][s], sums[n],
-                                  fmaf((float)slice.scale[i][n >> 1][s], c[n], total[i][m][n]));
+            total[i][m][n] = fmaf((float)bias[s][i][n >> 1], sums[n],
+                                  fmaf((float)scale[s][i][n >> 1], c[n], total[i][m][n]));
         }
       }
     }
-  };
-  for (int start = warp * SLICE; start < n_chunks; start += WARPS * SLICE) {
-    Slice now;
-    fetch(now, start);
-    add(now, start);
   }
   // Sum over the warps, always in the same order.
 #pragma unroll

@@ -26,14 +26,16 @@ MOST_ROWS = 256
 _ARRAYS = ("weight", "scales", "biases", "bias")
 
 
-def join(
-    model: Module, names: Sequence[Sequence[str]] = JOINED, change: Change | None = None
-) -> Module:
+def _keep(module: Module) -> None:
+    """Leave `module` as it is."""
+
+
+def join(model: Module, names: Sequence[Sequence[str]] = JOINED, change: Change = _keep) -> Module:
     """Return a model with joined products. It computes the same and shares `model`'s weights.
 
     `change` gets each module of the result.
     """
-    return _copied(model, {}, names, change or _keep)
+    return _copied(model, {}, names, change)
 
 
 def share(model: Module, apart: Collection[str] = ()) -> Module:
@@ -107,10 +109,6 @@ class _Takes(Module):
         found = self.product.part(self.number, x) if n_tokens <= MOST_ROWS else None
         apart = cast("Callable[[mx.array], mx.array]", super().__call__)
         return apart(x) if found is None else found
-
-
-def _keep(module: Module) -> None:
-    """Leave `module` as it is."""
 
 
 def _copied(

@@ -101,7 +101,7 @@ def _shorten(inner: Module, known: ModuleType, *, add_in_product: bool, compiled
 
 
 def keep_long(model: Module) -> None:
-    """Make `model` decode with mlx-lm's own code, because joining would copy shared weights."""
+    """Make `model` decode without joined products, because joining would copy shared weights."""
     vars(model)[_DECODING] = join(model, (), use_rows) if on_cuda() else model
 
 
@@ -110,7 +110,7 @@ def shorten_here(model: Module) -> Module:
     if on_cpu():
         return model
     if _DECODING not in vars(model):
-        joined = join(model, change=use_rows if on_cuda() else None)
+        joined = join(model, change=use_rows)
         shorten(joined)
         vars(model)[_DECODING] = joined
     return cast(Module, vars(model)[_DECODING])
