@@ -16,7 +16,7 @@ from benchmarks.gpu_sides import prompt
 from experiments.harness.document import Json
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.domain.prefix import common_prefix
-from semantic.domain.value_objects import BLOCK_TOKENS, SampledToken
+from semantic.domain.value_objects import BLOCK_TOKENS, ExactBatch, SampledToken
 from tests.support.one_batch import said_by, same_bits
 
 LENGTHS = [1024, *(256 + 16 * number for number in range(15))]
@@ -27,9 +27,9 @@ SUSPENDED = 8
 TOP = 4
 
 
-def bits(model: Module, vocab: int) -> dict[str, Json]:
+def bits(model: Module, vocab: int, exact_batch: ExactBatch = "off") -> dict[str, Json]:
     """One sequence in several batch sizes; batches preempted three times and never."""
-    backend = wrap_model(model, "benchmark")
+    backend = wrap_model(model, "benchmark", exact_batch=exact_batch)
     prompts = [prompt(length, number, vocab) for number, length in enumerate(LENGTHS)]
     backend.set_aside(len(LENGTHS) * backend.cache_spec().bytes_for(LENGTHS[0] + 2 * BLOCK_TOKENS))
     said = {size: said_by(backend, prompts[:size], STEPS, top=TOP) for size in (1, *BATCHES)}

@@ -232,24 +232,29 @@ class Steps:
         return taken
 
     def kernels(self, model: Module) -> dict[str, Json]:
-        """Kernels and the device's busy milliseconds per step of the largest batch.
-
-        Nothing if torch cannot count. Last of all: once counted, every launch takes longer.
-        """
-        if find_spec("torch") is None:
-            return {}
-        import torch
-
-        if not torch.cuda.is_available():
-            return {}
+        """Kernels and the device's busy milliseconds per step of the largest batch; see `busy`."""
         self._run(model, 1)
-        with torch.profiler.profile() as profile:
-            for _ in range(PROFILED):
-                self._backend.decode()
-            mx.synchronize(self._backend.stream)
-        events = [event for event in profile.events() if str(event.device_type).endswith("CUDA")]
-        busy = sum(event.device_time_total for event in events) / 1e3
-        return {"kernels": round(len(events) / PROFILED, 1), "busy_ms": round(busy / PROFILED, 3)}
+        return busy(self._backend)
+
+
+def busy(backend: MLXBackend) -> dict[str, Json]:
+    """Kernels and the device's busy milliseconds per step of the sequences that decode.
+
+    Nothing if torch cannot count. Last of all: once counted, every launch takes longer.
+    """
+    if find_spec("torch") is None:
+        return {}
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    with torch.profiler.profile() as profile:
+        for _ in range(PROFILED):
+            backend.decode()
+        mx.synchronize(backend.stream)
+    events = [event for event in profile.events() if str(event.device_type).endswith("CUDA")]
+    total = sum(event.device_time_total for event in events) / 1e3
+    return {"kernels": round(len(events) / PROFILED, 1), "busy_ms": round(total / PROFILED, 3)}
 
 
 @contextmanager

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from semantic.application.engine.batch_engine import BlockPoolBatchEngine
     from semantic.application.engine.step_loop import StepLoop
     from semantic.domain.services import BlockPool
-    from semantic.domain.value_objects import ModelCacheSpec
+    from semantic.domain.value_objects import ExactBatch, ModelCacheSpec
     from semantic.ports.generation import BatchBackend, ModelProviderPort, Slices, Tokenizer
     from semantic.ports.store import BlockObserver, StorePort
 
@@ -159,7 +159,9 @@ def rebuild_app(app: App) -> App:
     if not (isinstance(app.model, MLXBackend) and isinstance(app.tokenizer, MLXTokenizer)):
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
     app.model.abandon()  # frees the old pool before the new one
-    model = wrap_model(app.model.model, app.model.model_id, app.tokenizer)
+    model = wrap_model(
+        app.model.model, app.model.model_id, app.tokenizer, exact_batch=app.settings.exact_batch
+    )
     model.grammars = app.model.grammars  # including compiled and checked grammars
     pool: BlockPool = BlockPool(app.spec, app.pool.total_blocks, max_bytes=app.pool.max_bytes)
     return _new_app(model, app.tokenizer, pool, app.store, app.settings)
@@ -206,10 +208,11 @@ def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
 
 
 def load(
-    model_id: str = DEFAULT_MODEL, *, any_chip: bool = False
+    model_id: str = DEFAULT_MODEL, *, any_chip: bool = False, exact_batch: ExactBatch = "auto"
 ) -> tuple[MLXBackend, MLXTokenizer]:
     """Return a model and its tokenizer, by folder, hub id or alias. Raises ModelNotFoundError,
     UnsupportedModelError, and OperatorError if MLX is not usable."""
     model = model_of(model_id)
     with suggesting(model):
-        return mlx_provider(Settings(any_chip=any_chip)).load_model(model)
+        settings = Settings(any_chip=any_chip, exact_batch=exact_batch)
+        return mlx_provider(settings).load_model(model)

@@ -310,6 +310,7 @@ def _served_model(
         thinks=chat_format.thought_marks is not None,
         tools=chat_format.tools,
         call_parser=chat_format.call_parser,
+        lane=model.lane,
     )
     made = int(time.time())
     return ServedModel(

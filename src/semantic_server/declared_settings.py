@@ -16,6 +16,7 @@ from semantic.composition.engine_settings import (
     DISK_GB,
     DISK_RATED_TBW,
     ENGINE,
+    EXACT_BATCH,
     FLEET_SECRET_FILE,
     MIN_P_HELP,
     MODELS,
@@ -31,6 +32,7 @@ from semantic.composition.engine_settings import (
     TOP_P_HELP,
     Flag,
 )
+from semantic.domain.value_objects import ExactBatch
 
 Texts = tuple[str, ...]
 Paths = tuple[Path, ...]
@@ -154,6 +156,7 @@ class DeclaredSettings:
     max_waiting: Annotated[
         Count, Flag(ENGINE, "Maximum requests in the queue; more get a 503.")
     ] = 256
+    exact_batch: Annotated[ExactBatch, EXACT_BATCH] = "auto"
     pool_gb: Annotated[Gib | None, POOL_GB] = None
     pool_blocks: Annotated[Count | None, POOL_BLOCKS] = None
     store: Annotated[Path | None, STORE_FOLDER] = None

@@ -35,6 +35,7 @@ from semantic.composition.memory_shares import (
 from semantic.composition.named_models import find_model
 from semantic.domain.errors import CapacityError, InvalidRequestError, PoolExhaustedError
 from semantic.domain.services import BlockPool
+from semantic.domain.value_objects import Lane
 from semantic.serve import ServeSettings
 from semantic.serve_models import ModelsSettings, plan_models
 from tests.cli.support import ROOT, FakeProvider, process, semantic
@@ -47,8 +48,8 @@ from tests.support.unusual_models import unusual_model
 
 NAMES = [
     "semantic", "python", "platform", "mlx", "mlx-lm", "kernels", "device", "memory", "blas",
-    "identity", "store", "embedded model", "model", "calls", "ragged caches", "caches", "pool",
-    "fits",
+    "identity", "store", "embedded model", "model", "calls", "ragged caches", "caches",
+    "exact batch", "pool", "fits",
 ]  # fmt: skip
 GIB = 1 << 30
 
@@ -136,12 +137,12 @@ def test_of_several_models_it_says_what_fits_for_each_and_together(tmp_path: Pat
         return list(doctor.check_models(doctor._served(options, adapters)))
 
     findings = found(f"other+sql={adapter}")
-    assert [one.name for one in findings] == [*NAMES[-6:], *NAMES[-6:], "adapter", "together"]
+    assert [one.name for one in findings] == [*NAMES[-7:], *NAMES[-7:], "adapter", "together"]
     assert {one.verdict for one in findings} == {"ok"}
     assert "other+sql, LoRA" in findings[-2].detail
     assert findings[-1].detail.startswith("all 3 models at once: ")
     wrong = found(f"{DEFAULT_MODEL}+sql={adapter}")
-    assert [one.verdict for one in wrong] == [*["ok"] * 6, "failed", *["ok"] * 6, "failed"]
+    assert [one.verdict for one in wrong] == [*["ok"] * 7, "failed", *["ok"] * 7, "failed"]
     with pytest.raises(InvalidRequestError, match="must be one of"):
         found(f"sql={adapter}")
 
@@ -348,3 +349,23 @@ def test_blocks_of_other_chips_are_warned_of() -> None:
     assert (own.verdict, any_chip.verdict) == ("ok", "warning")
     assert own.detail in any_chip.detail
     assert own.detail.endswith("secret: the store's own")
+
+
+def test_it_says_whether_a_batch_is_exact() -> None:
+    found = doctor.check_lane(Lane())
+    assert (found.verdict, found.detail) == ("ok", "yes: an answer has the same bits in all steps")
+    assert doctor.check_lane(Lane(2, 64)).detail.endswith("in all steps of at least 2 rows")
+    found = doctor.check_lane(Lane(problem="--exact-batch is off"))
+    assert (found.verdict, found.detail) == ("ok", "no: --exact-batch is off")
+
+
+def test_rows_of_each_kind_of_layer() -> None:
+    options = ModelsOptions(no_store=True)
+    found = list(doctor.check_models(doctor._served(options, ()), rows=True))
+    lines = [one.detail for one in found if one.name == "rows"]
+    assert any(re.fullmatch(r"RMSNorm 256 float32: [-0-9; ]+", line) for line in lines)
+    assert any(re.fullmatch(r"Linear 576 x 256 float32: 1[-0-9; ]+", line) for line in lines)
+
+
+def test_numbers_in_a_row_are_a_range() -> None:
+    assert doctor._ranges((1, 2, 3, 5, 8, 9)) == "1-3 5 8-9"

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from semantic.composition.engine_settings import Settings
+from semantic.domain.value_objects import ExactBatch
 from semantic.serve import ServeSettings, load_serving
 from semantic_server.http.app import create_app
 from semantic_server.http.context import ServerContext
@@ -22,6 +23,7 @@ def served(
     model: Path | None = None,
     settings: ServerSettings | None = None,
     events: tuple[str, str] | None = None,
+    exact_batch: ExactBatch = "auto",
 ) -> Iterator[RunningServer]:
     """A server of `model`, or of a small one, with what is in the store in `folder`. `events` as in
     `ServeSettings`."""
@@ -31,6 +33,7 @@ def served(
         use_disk=True,
         store=folder / "store",
         disk_bytes=1 << 28,
+        exact_batch=exact_batch,
     )
     serving = asyncio.run(load_serving(ServeSettings(engine, events=events)))
     try:

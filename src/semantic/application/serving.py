@@ -295,7 +295,7 @@ class Serving:
                 for piece in (*held, *pieces):
                     yield piece
                 await _ended(uploading)
-                chat = prepared.chat
+                chat, details = prepared.chat, self.model.details
                 usage = Usage(
                     event.prompt_tokens,
                     event.cached_tokens,
@@ -304,6 +304,7 @@ class Serving:
                     event.match,
                     handle.submission.keep,
                     0 if chat is None else chat.n_attachments,
+                    None if details is None else details.lane,
                 )
                 yield AnswerEnd(reason, usage, event.stop_string, event.error, event.match)
                 return

@@ -39,7 +39,7 @@ from semantic.composition.process_stores import (
 )
 from semantic.domain.errors import InvalidRequestError, SemanticError, StoreError
 from semantic.domain.services import BlockPool
-from semantic.domain.value_objects import ModelCacheSpec
+from semantic.domain.value_objects import Lane, ModelCacheSpec
 
 if TYPE_CHECKING:
     from semantic.adapters.mlx.backend import MLXBackend
@@ -79,6 +79,10 @@ class Finding:
 def doctor(
     models: ModelsOptions,
     adapters: Annotated[list[str] | None, option(ADAPTERS)] = None,
+    rows: Annotated[
+        bool,
+        typer.Option("--rows", help="Print which numbers of rows give a layer's rows equal bits."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine and whether everything works; exits with 1 if something does not.
@@ -87,7 +91,7 @@ def doctor(
     """
     served = _served(models, adapters or ())
     findings = []
-    for finding in examine(served):
+    for finding in examine(served, rows=rows):
         findings.append(finding)
         if not as_json:
             typer.echo("\n".join(_lines(finding)))
@@ -97,7 +101,7 @@ def doctor(
         raise typer.Exit(EXIT_CHECK_FAILED)
 
 
-def examine(models: Sequence[ServeSettings]) -> Iterator[Finding]:
+def examine(models: Sequence[ServeSettings], *, rows: bool = False) -> Iterator[Finding]:
     settings = models[0].engine
     yield Finding("semantic", "ok", __version__)
     yield Finding("python", "ok", platform.python_version())
@@ -116,7 +120,7 @@ def examine(models: Sequence[ServeSettings]) -> Iterator[Finding]:
     if settings.remote is not None:
         yield check_remote(settings)
     yield check_embedded_model()
-    yield from check_models(models)
+    yield from check_models(models, rows=rows)
 
 
 def check_version(package: str) -> Finding:
@@ -254,12 +258,12 @@ def _served(given: ModelsOptions, adapters: Sequence[str]) -> list[ServeSettings
     return [one for group in with_adapters(models, adapters) for one in group]
 
 
-def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
+def check_models(models: Sequence[ServeSettings], *, rows: bool = False) -> Iterator[Finding]:
     """Check each model, then all models together."""
     from semantic.serve_models import ModelsSettings, plan_models
 
     if len(models) == 1:
-        yield from check_model(models[0].engine)
+        yield from check_model(models[0].engine, rows=rows)
         return
     engines = [one.engine for one in models]
     try:
@@ -270,7 +274,7 @@ def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
         together = Finding("together", "failed", str(error))
     for own in engines:
         if own.adapter is None:
-            yield from check_model(own)
+            yield from check_model(own, rows=rows)
             free_memory()
         else:
             yield check_adapter(own.model, own.adapter)
@@ -293,10 +297,12 @@ def check_together(plan: ModelsPlan) -> Finding:
     return Finding("together", "ok", f"not all {n_models} models at once, {needed}: {waits}")
 
 
-def check_model(settings: Settings) -> Iterator[Finding]:
-    """Check that the model loads, and report its cache."""
+def check_model(settings: Settings, *, rows: bool = False) -> Iterator[Finding]:
+    """Check that the model loads, and report its cache. `rows` reports its classes of rows, too."""
     try:
-        model, tokenizer = load(settings.model, any_chip=settings.any_chip)
+        model, tokenizer = load(
+            settings.model, any_chip=settings.any_chip, exact_batch=settings.exact_batch
+        )
         spec = model.cache_spec()
         pool: BlockPool = make_pool(settings, spec)
     except SemanticError as error:
@@ -307,6 +313,9 @@ def check_model(settings: Settings) -> Iterator[Finding]:
     yield check_calls(tokenizer)
     yield Finding("ragged caches", "ok", _ragged(model.ragged_layers))
     yield check_caches(model)
+    yield check_lane(model.lane)
+    if rows:
+        yield from check_rows(model)
     if spec.reusable_tokens is not None:
         yield Finding(
             "reuse",
@@ -387,6 +396,32 @@ def check_caches(model: MLXBackend) -> Finding:
         return Finding(name, "ok", "padded by mlx-lm")
     form = "one by one (ragged)" if model.pads is None else "padded once a batch is stable"
     return Finding(name, "ok", form)
+
+
+def check_lane(lane: Lane) -> Finding:
+    """Report whether an answer has the same bits in any batch."""
+    name = "exact batch"
+    if lane.problem:
+        advice = "an answer may depend on the other requests of its steps; see --exact-batch"
+        return Finding(name, "ok", f"no: {lane.problem}", advice)
+    padded = "" if lane.fewest == 1 else f" of at least {lane.fewest} rows"
+    return Finding(name, "ok", f"yes: an answer has the same bits in all steps{padded}")
+
+
+def check_rows(model: MLXBackend) -> Iterator[Finding]:
+    """Report the classes of numbers of rows with which each kind of layer gives equal bits."""
+    from semantic.adapters.mlx.model.lanes import row_classes
+
+    for one in row_classes(model.model):
+        classes = "; ".join(_ranges(numbers) for numbers in one.classes)
+        yield Finding("rows", "ok", f"{one.layer}: {classes}")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    starts = [n for n in numbers if n - 1 not in numbers]
+    stops = [n for n in numbers if n + 1 not in numbers]
+    pairs = zip(starts, stops, strict=True)
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in pairs)
 
 
 def to_json(findings: Sequence[Finding]) -> Json:

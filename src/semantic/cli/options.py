@@ -19,6 +19,7 @@ from semantic.composition.engine_settings import (
     DEFAULT_MODEL,
     DISK_GB,
     DISK_RATED_TBW,
+    EXACT_BATCH,
     FLEET_SECRET_FILE,
     MIN_P_HELP,
     MODEL,
@@ -38,7 +39,7 @@ from semantic.composition.engine_settings import (
 )
 from semantic.composition.named_models import model_name, model_of, parse_adapter
 from semantic.domain.errors import InvalidRequestError
-from semantic.domain.value_objects import SamplingParams
+from semantic.domain.value_objects import ExactBatch, SamplingParams
 
 _SAMPLING = "Sampling"
 
@@ -99,6 +100,7 @@ class CacheOptions:
     disk_gb: DiskGb = None
     ram_gb: Annotated[float | None, option(RAM_GB)] = None
     share_across_chips: Annotated[bool, option(ANY_CHIP)] = False
+    exact_batch: Annotated[ExactBatch, option(EXACT_BATCH)] = "auto"
     fleet_secret_file: FleetSecretFile = None
     remote_store: RemoteStore = None
 
@@ -116,6 +118,7 @@ class CacheOptions:
             disk_bytes=gib("--disk-gb", self.disk_gb),
             memory_bytes=gib("--ram-gb", self.ram_gb),
             any_chip=self.share_across_chips,
+            exact_batch=self.exact_batch,
             fleet_secret=self.fleet_secret_file,
             remote=self.remote_store,
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from semantic.domain.value_objects import ExactBatch
 from semantic.ports.ranks import PlacementPort
 
 DEFAULT_MODEL = "semantic-tiny"
@@ -53,6 +54,7 @@ class Settings:
     """The maximum number of requests that decode in one step."""
     process_bytes: int | None = None
     """The limit on the memory of the process, in bytes."""
+    exact_batch: ExactBatch = "auto"
     any_chip: bool = False
     """True to share blocks with other kinds of chips."""
     fleet_secret: Path | None = None
@@ -132,6 +134,11 @@ POOL_GB: Final = Flag(
     "the weights leave.",
 )
 POOL_BLOCKS: Final = Flag(ENGINE, "Blocks of 256 tokens of one layer for all agents' caches.")
+EXACT_BATCH: Final = Flag(
+    ENGINE,
+    "Give an answer the same bits alone and in any batch: on, off, or auto, if that makes a "
+    "step of one request at most 1.05 times as long. Default: auto.",
+)
 STORE_FOLDER: Final = Flag(
     STORE,
     f"The folder of the store. Default: ${STORE_VARIABLE}, else one in the user's folder "

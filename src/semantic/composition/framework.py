@@ -115,7 +115,9 @@ def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
     if settings is None:
         return MLXModelProvider()
     meet = None if settings.ranks is None else partial(_meet, settings.ranks)
-    return MLXModelProvider(any_chip=settings.any_chip, ranks=meet)
+    return MLXModelProvider(
+        any_chip=settings.any_chip, ranks=meet, exact_batch=settings.exact_batch
+    )
 
 
 def _meet(placement: PlacementPort) -> Ranks:

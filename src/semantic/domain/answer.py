@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semantic.domain.match import MatchReport
-from semantic.domain.value_objects import TokenLogprob
+from semantic.domain.value_objects import Lane, TokenLogprob
 
 AnswerReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 
@@ -84,6 +84,7 @@ class Usage:
     match: MatchReport | None = None
     kept: bool = True  # the cache keeps the computed tokens
     noted: int = 0  # attachments that the prompt only mentions
+    lane: Lane | None = None
 
     @property
     def written(self) -> int:

@@ -90,6 +90,22 @@ class LayerSpec:
         return needed if self.max_blocks is None else min(needed, self.max_blocks)
 
 
+ExactBatch = Literal["auto", "on", "off"]
+"""How decode steps use a `Lane`: always, never, or if that costs little time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The numbers of rows of a decode step in which a row has the same bits beside any others."""
+
+    fewest: int = 1
+    """Steps with fewer rows get padding rows."""
+    most: int | None = None
+    """More rows are several steps; None for any number."""
+    problem: str = ""
+    """The reason why a row's bits depend on the number of rows, or ""."""
+
+
 @runtime_checkable
 class DescribesCache(Protocol):
     """A model object that can describe its cache."""

@@ -12,7 +12,7 @@ from semantic.domain.answer import AnswerEvent
 from semantic.domain.chat import Chat
 from semantic.domain.identity import NO_HINTS, Hints, Identity
 from semantic.domain.stored import StoreStats, Tier
-from semantic.domain.value_objects import SamplingParams
+from semantic.domain.value_objects import Lane, SamplingParams
 
 Prompt = Chat | str | tuple[int, ...]
 """A conversation, a text, or token ids."""
@@ -77,6 +77,8 @@ class ModelDetails:
     tools: ToolSupport = "text"
     call_parser: str = ""
     """The name of the parser of tool calls."""
+    lane: Lane | None = None
+    """The lane of the model's decode steps."""
 
 
 @dataclass(frozen=True, slots=True)

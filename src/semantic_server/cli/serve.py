@@ -333,6 +333,7 @@ def engine_settings(settings: ServerSettings) -> Settings:
         max_batch=settings.max_batch,
         process_bytes=gib("memory_gb", settings.memory_gb),
         any_chip=settings.share_across_chips,
+        exact_batch=settings.exact_batch,
         fleet_secret=settings.fleet_secret_file,
         remote=settings.remote_store,
         remote_bytes=gib("remote_gb", settings.remote_gb),

@@ -227,6 +227,8 @@ def usage_extension(usage: Usage) -> dict[str, object]:
         own["any_chip"] = True
     if usage.noted:
         own["images_noted"] = usage.noted
+    if usage.lane is not None:
+        own["exact_batch"] = not usage.lane.problem
     return {"semantic": own}
 
 

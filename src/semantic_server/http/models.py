@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from semantic.application.models.model_names import unknown_model
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
+from semantic.domain.value_objects import Lane
 from semantic.ports.embedding import EmbeddingModel
 from semantic.ports.models import ModelsPort, ModelState, ModelStatus
 from semantic.ports.serving import ServedModel, ToolSupport
@@ -35,6 +36,7 @@ class Capabilities(BaseModel):
     reasoning: bool
     tools: ToolSupport
     tool_call_parser: str
+    exact_batch: Lane | None = None
 
 
 class Model(BaseModel):
@@ -188,7 +190,10 @@ def _model(
     details = served.details if "anthropic-version" not in request.headers else None
     if isinstance(served, ServedModel) and details is not None:  # Anthropic's differ
         model.capabilities = Capabilities(
-            reasoning=details.thinks, tools=details.tools, tool_call_parser=details.call_parser
+            reasoning=details.thinks,
+            tools=details.tools,
+            tool_call_parser=details.call_parser,
+            exact_batch=details.lane,
         )
     if status is not None:
         model.state, model.memory_bytes = status.state, status.n_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import mlx.core as mx
@@ -14,7 +14,15 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from semantic.adapters.mlx.cuda import nvrtc, rows_product
 from semantic.adapters.mlx.model.joined import join
-from semantic.adapters.mlx.model.row_layers import use_rows
+from semantic.adapters.mlx.model.row_layers import (
+    add_to,
+    adds,
+    compute_only,
+    divide,
+    let_add,
+    parts_of,
+    use_rows,
+)
 from tests.support.tiny_models import build
 
 FEATURES, OUTPUTS = 128, 96
@@ -114,3 +122,55 @@ def test_other_layers_stay_as_they_are(
     use_rows(ours)
     assert type(ours) is kind
     assert not rows
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "sizes", "parts"),
+    [
+        (1, (2, 4), [2]),
+        (3, (1, 2, 4), [4]),
+        (2, (8, 16), [8]),
+        (9, (1, 8, 32), [8, 1]),
+        (24, (2, 4, 8, 16), [16, 8]),
+        (5, (1,), [1, 1, 1, 1, 1]),
+        (16, (2, 8, 24), [24]),
+    ],
+)
+def test_divide(n_rows: int, sizes: Sequence[int], parts: Sequence[int]) -> None:
+    assert divide(n_rows, sizes) == parts
+
+
+def test_a_layer_computes_only_some_numbers_of_rows() -> None:
+    seen: list[int] = []
+
+    class Seen(Linear):
+        def __call__(self, x: mx.array) -> mx.array:
+            seen.append(len(x))
+            return super().__call__(x)
+
+    layer = Seen(8, 4)
+    x = mx.random.normal((5, 1, 8))
+    compute_only(layer, (2, 4))
+    for _ in range(2):  # setting it again changes nothing
+        assert mx.allclose(layer(x), x @ layer.weight.T + layer.bias)
+        compute_only(layer, (2, 4))
+    assert seen == [4, 2, 4, 2]
+    assert parts_of(layer) == (2, 4)
+    prompt = mx.random.normal((1, 5, 8))
+    assert layer(prompt).shape == (1, 5, 4)
+    assert layer(mx.random.normal((65, 1, 8))).shape == (65, 1, 4)
+    compute_only(layer, ())
+    layer(x)
+    assert seen[4:] == [1, 65, 5]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_adding_in_a_product(bias: bool) -> None:
+    layer = Linear(8, 4, bias=bias)
+    let_add(layer)
+    assert adds(layer) is not bias
+    h, x = mx.random.normal((3, 1, 4)), mx.random.normal((3, 1, 8))
+    expected = h + layer(x)
+    for sizes in ((), (2,), (1, 8)):
+        compute_only(layer, sizes)
+        assert mx.allclose(add_to(h, layer, x), expected, atol=1e-5)

@@ -38,6 +38,7 @@ from semantic.domain.errors import (
 from semantic.domain.grammar import Grammar
 from semantic.domain.stored import BlockLayout, Body
 from semantic.domain.value_objects import (
+    Lane,
     ModelCacheSpec,
     SampledToken,
     SamplingParams,
@@ -45,6 +46,8 @@ from semantic.domain.value_objects import (
     TokenLogprob,
 )
 from semantic.ports.generation import BodyTarget
+
+_NO_LANE = Lane(problem="--exact-batch is off")
 
 
 @dataclass(slots=True)
@@ -67,8 +70,9 @@ class MLXBackend:
         grammars: GrammarCompiler | None = None,
         pads: Pads | None = None,
         agree: Agree | None = None,
+        lane: Lane = _NO_LANE,
     ) -> None:
-        """`form` contains the model and creates its caches.
+        """`form` contains the model and creates its caches. `lane` holds for its decode steps.
 
         If `grammars` is None, constrained decoding is unavailable. `agree` makes all ranks of a
         sharded model use the same tokens.
@@ -90,6 +94,7 @@ class MLXBackend:
         self.pads = pads
         """Decides which batches have padding. None means that no batch has padding."""
         self._agree = agree
+        self.lane = lane
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._starting: dict[SequenceId, NewSequence] = {}
         self._joined: list[_Sequence] = []
@@ -307,7 +312,8 @@ class MLXBackend:
     # Inside
 
     def _new_batch(self) -> DecodeBatch:
-        return new_batch(self.model, self._layers, self.pads, self._agree)
+        lane = None if self.lane.problem else self.lane
+        return new_batch(self.model, self._layers, self.pads, self._agree, lane)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

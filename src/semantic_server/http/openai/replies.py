@@ -201,6 +201,7 @@ class UsageSum:
             match=max((usage.match for usage in prompts.values()), key=_n_recomputed, default=None),
             kept=all(usage.kept for usage in prompts.values()),
             noted=sum(usage.noted for usage in prompts.values()),
+            lane=next((usage.lane for usage in prompts.values()), None),
         )
 
 

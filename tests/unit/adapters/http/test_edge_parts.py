@@ -25,7 +25,7 @@ from semantic.domain.block_hash import tenant_id, tenant_tag
 from semantic.domain.errors import InvalidRequestError, OverloadedError
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
-from semantic.domain.value_objects import SamplingParams
+from semantic.domain.value_objects import Lane, SamplingParams
 from semantic.ports.serving import Ask
 from semantic.serve import log_tenants
 from semantic_server.http import request_body
@@ -363,7 +363,7 @@ def test_the_log_says_which_key_is_which_tenant_and_not_the_key(
     assert len({*ids, *names, *(name[:16] for name in names)}) == 6
 
 
-def test_usage_says_when_other_chips_may_have_computed_what_was_reused() -> None:
+def test_usage_says_what_an_answer_depends_on() -> None:
     match = MatchReport(9, 8, MatchEnd.MISSING, "disk")
     usage = Usage(9, 8, 1, match=match)
     assert usage_extension(usage) == {"semantic": {"lost": None}}
@@ -371,3 +371,6 @@ def test_usage_says_when_other_chips_may_have_computed_what_was_reused() -> None
     assert relaxed == {"semantic": {"lost": None, "any_chip": True}}
     noted = usage_extension(replace(usage, noted=2))
     assert noted == {"semantic": {"lost": None, "images_noted": 2}}
+    for problem, exact in (("", True), ("--exact-batch is off", False)):
+        found = usage_extension(replace(usage, lane=Lane(problem=problem)))
+        assert found == {"semantic": {"lost": None, "exact_batch": exact}}

@@ -16,10 +16,13 @@ from mlx_lm.models.cache import TokenBuffer
 
 from semantic.adapters.mlx.arrays import async_eval
 from semantic.adapters.mlx.device import on_cpu
+from semantic.adapters.mlx.kv_cache.contiguous.cache import RaggedBatch
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.adapters.mlx.kv_cache.merged import BatchLayer, merge, pad, state_shapes, states
 from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler, draw
-from semantic.domain.value_objects import SequenceId
+from semantic.domain.value_objects import Lane, SequenceId
+
+_UNLIMITED = 1 << 30
 
 
 class _Group(NamedTuple):
@@ -30,8 +33,11 @@ class _Group(NamedTuple):
 class BatchRows:
     """The caches of a batch's rows. `logits` computes the model's next step over them."""
 
-    def __init__(self, model: Module) -> None:
+    def __init__(self, model: Module, lane: Lane | None = None) -> None:
+        """In a `lane`, attention computes each row apart, and a step has at most its rows."""
         self.model = model
+        self._by_row = lane is not None
+        self._most = (lane and lane.most) or _UNLIMITED
         self._groups: list[_Group] = []
 
     @property
@@ -46,9 +52,13 @@ class BatchRows:
 
     def join(self, sequences: Sequence[Sequence[LayerCache]]) -> None:
         """Append `sequences` to the batch, with one row per sequence."""
-        for _, run in itertools.groupby(sequences, state_shapes):
-            members = list(run)
+        most = self._most
+        runs = [list(run) for _, run in itertools.groupby(sequences, state_shapes)]
+        for members in (run[i : i + most] for run in runs for i in range(0, len(run), most)):
             layers = [merge(layer) for layer in zip(*members, strict=True)]
+            for layer in layers:
+                if self._by_row and isinstance(layer, RaggedBatch):
+                    layer.as_rows()
             self._groups.append(_Group(len(members), layers))
         self._join_groups()
 
@@ -84,7 +94,8 @@ class BatchRows:
     def _join_groups(self) -> None:
         joined: list[_Group] = []
         for group in self._groups:
-            if joined and state_shapes(joined[-1].layers) == state_shapes(group.layers):
+            fits = joined and joined[-1].n_rows + group.n_rows <= self._most
+            if fits and state_shapes(joined[-1].layers) == state_shapes(group.layers):
                 first = joined.pop()
                 for mine, more in zip(first.layers, group.layers, strict=True):
                     mine.extend(more)
@@ -192,14 +203,20 @@ class ContinuousBatch:
     max_joins_per_step = None
 
     def __init__(
-        self, model: Module, *, launch_blocks: bool | None = None, agree: Agree | None = None
+        self,
+        model: Module,
+        *,
+        lane: Lane | None = None,
+        launch_blocks: bool | None = None,
+        agree: Agree | None = None,
     ) -> None:
-        """`launch_blocks` is true if a launch waits for the previous step to end; None selects the
-        default device's value. `agree` makes all ranks use the same tokens."""
+        """`lane` is None if a row's bits may depend on other rows. `launch_blocks` is true if a
+        launch waits for the previous step to end; None selects the default device's value. `agree`
+        makes all ranks use the same tokens."""
         self._launch_blocks = on_cpu() if launch_blocks is None else launch_blocks
         self._agree = agree
         self._rows: list[_Row] = []
-        self._caches = BatchRows(model)
+        self._caches = BatchRows(model, lane)
         self._tokens: mx.array | None = None  # inputs of the next step, (rows,)
         self._emitted = False  # whether `_tokens` has been emitted
         self._changed = False  # whether rows changed since the last step

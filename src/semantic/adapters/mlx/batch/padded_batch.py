@@ -28,7 +28,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers, LayerCache
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
 from semantic.domain.errors import UnsupportedModelError
-from semantic.domain.value_objects import LayerKind, ModelCacheSpec, SequenceId, whole_blocks
+from semantic.domain.value_objects import Lane, LayerKind, ModelCacheSpec, SequenceId, whole_blocks
 from semantic.ports.generation import at_once
 
 Pads = Callable[[Sequence[int]], bool]
@@ -189,7 +189,11 @@ def can_pad(spec: ModelCacheSpec, layers: CacheLayers) -> bool:
 
 
 def new_batch(
-    model: Module, layers: CacheLayers, pads: Pads | None, agree: Agree | None = None
+    model: Module,
+    layers: CacheLayers,
+    pads: Pads | None,
+    agree: Agree | None = None,
+    lane: Lane | None = None,
 ) -> DecodeBatch:
     """Return an empty batch for sequences with caches from `layers`. Raises UnsupportedModelError
     if this batch does not support `agree`."""
@@ -201,4 +205,6 @@ def new_batch(
                 "cannot batch this model on several ranks: start it on one device"
             )
         return GeneratorBatch(model)
-    return ContinuousBatch(model, agree=agree) if pads is None else PaddedBatch(model, pads)
+    if pads is not None:
+        return PaddedBatch(model, pads)
+    return ContinuousBatch(model, lane=lane, agree=agree)

@@ -49,6 +49,17 @@ def share(model: Module, apart: Collection[str] = ()) -> Module:
     return _copied(model, same, (), _keep)
 
 
+def computing(model: Module) -> list[Module]:
+    """Return the modules that compute a step of `model`, each once. A joined product replaces the
+    layers that it computes."""
+    found: dict[int, Module] = {}
+    for module in cast("Callable[[], list[Module]]", model.modules)():
+        product = product_of(module)
+        one = module if product is None else product.whole
+        found[id(one)] = one
+    return list(found.values())
+
+
 def product_of(module: Module) -> Product | None:
     """Return the joined product that computes a linear layer; None if no product does."""
     return module.product if isinstance(module, _Takes) else None
@@ -63,25 +74,25 @@ class Product:
         edges = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
         self._edges = edges[1:-1]
         first = layers[0]
-        self._whole = _without_children(first)
+        self.whole = _without_children(first)
         for name in _ARRAYS:
             if first.get(name) is None:
                 continue
             joined = mx.concatenate([cast(mx.array, layer[name]) for layer in layers])
             mx.eval(joined)
-            dict.__setitem__(self._whole, name, joined)
+            dict.__setitem__(self.whole, name, joined)
             views = [joined[start:stop] for start, stop in itertools.pairwise(edges)]
             mx.eval(views)
             for layer, view in zip(layers, views, strict=True):
                 dict.__setitem__(layer, name, view)
-        change(self._whole)
+        change(self.whole)
         self._input: mx.array | None = None
         self._parts: list[mx.array | None] = []
         self._apart = False
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return the results of all layers, concatenated in order."""
-        return cast("Callable[[mx.array], mx.array]", self._whole)(x)
+        return cast("Callable[[mx.array], mx.array]", self.whole)(x)
 
     def part(self, number: int, x: mx.array) -> mx.array | None:
         """Return one layer's result; None if the product cannot compute it for this input."""

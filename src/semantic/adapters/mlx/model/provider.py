@@ -55,6 +55,7 @@ from semantic.adapters.mlx.model.fingerprint import (
     only_weights,
 )
 from semantic.adapters.mlx.model.joined import share
+from semantic.adapters.mlx.model.lanes import choosing_lane
 from semantic.adapters.mlx.model.short_steps import keep_long, shorten_here
 from semantic.adapters.mlx.ranks.leading import shard_backend
 from semantic.adapters.mlx.ranks.shard import Ranks, shard_model, shared_name
@@ -67,7 +68,13 @@ from semantic.domain.errors import (
     UnsupportedModelError,
     WeightsTooLargeError,
 )
-from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec, SamplingParams, SequenceId
+from semantic.domain.value_objects import (
+    BLOCK_TOKENS,
+    ExactBatch,
+    ModelCacheSpec,
+    SamplingParams,
+    SequenceId,
+)
 from semantic.ports.generation import BatchBackend, Slices, at_once, done_at_once
 
 EMBEDDED_MODEL = "semantic-tiny"
@@ -135,8 +142,15 @@ class MLXModelProvider:
     If `any_chip`, model ids do not depend on this machine's chip.
     """
 
-    def __init__(self, *, any_chip: bool = False, ranks: Callable[[], Ranks] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        any_chip: bool = False,
+        ranks: Callable[[], Ranks] | None = None,
+        exact_batch: ExactBatch = "off",
+    ) -> None:
         """`ranks` connects this process with the other ranks of a sharded model."""
+        self._exact_batch = exact_batch
         self._any_chip = any_chip
         self._meet = ranks
         self.ranks: Ranks | None = None
@@ -166,7 +180,9 @@ class MLXModelProvider:
         alike = self.ranks and self.ranks.links.computing("the choice of caches")
         try:
             with alike or nullcontext():
-                backend = yield from wrapping(model, name, wrapped, ranks=self.ranks)
+                backend = yield from wrapping(
+                    model, name, wrapped, ranks=self.ranks, exact_batch=self._exact_batch
+                )
             if self.ranks is None or not self.ranks.rank:  # the other ranks follow it
                 yield from warming_up(backend, whole=not on_cpu())
         except SemanticError:
@@ -276,6 +292,7 @@ def wrapping(
     pads: PadsFor = pads_here,
     decoding: Callable[[Module], Module] = shorten_here,
     ranks: Ranks | None = None,
+    exact_batch: ExactBatch = "off",
 ) -> Slices[MLXBackend]:
     """Create a backend for an mlx-lm model in memory. Works in slices of a few steps.
 
@@ -306,8 +323,9 @@ def wrapping(
     yield None
     if ranks is not None:
         return shard_backend(form, model_id, size, grammars, ranks)
-    padding = pads(model) if can_pad(spec, form.layers) else None
-    return MLXBackend(form, model_id, size, grammars, padding)
+    lane = yield from choosing_lane(form, exact_batch)
+    padding = pads(model) if can_pad(spec, form.layers) and lane.problem else None
+    return MLXBackend(form, model_id, size, grammars, padding, lane=lane)
 
 
 wrap_model = done_at_once(wrapping)

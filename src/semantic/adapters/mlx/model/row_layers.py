@@ -1,16 +1,28 @@
-"""Quantized layers of a decode step on CUDA: a row has the same bits beside any number of rows."""
+"""Layers of a decode step that give a row the same bits beside any number of rows.
+
+On CUDA, quantized layers multiply with our kernel. Other layers compute padding rows.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
-from semantic.adapters.mlx.cuda.rows_product import Product, Weights, can_multiply
+from semantic.adapters.mlx.cuda.rows_product import MOST_ROWS, Product, Weights, can_multiply
 
 _PRODUCT = "_semantic_rows_product"
+_SIZES = "_semantic_row_sizes"
+_ADDS = "_semantic_adds"
+
+_MOST_PADDING = 2
+"""A part has at most this many times its rows, with padding, unless a layer has no smaller size."""
 
 
 def use_rows(layer: Module) -> None:
@@ -19,6 +31,98 @@ def use_rows(layer: Module) -> None:
     if kind is not None and (weights := _weights_of(layer)) is not None:
         layer.__class__ = kind
         vars(layer)[_PRODUCT] = Product(weights)
+
+
+def let_add(layer: Module) -> None:
+    """Let `add_to` add in the product of `layer`, if `layer` is a `Linear` without a bias."""
+    if isinstance(layer, Linear) and "bias" not in layer:
+        vars(layer)[_ADDS] = True
+
+
+def adds(layer: Module) -> bool:
+    """Return whether `add_to` adds in the product."""
+    return _ADDS in vars(layer)
+
+
+def add_to(h: mx.array, layer: Module, x: mx.array) -> mx.array:
+    """Return `h + layer(x)`, in one product if possible. `h` and `x` are (rows, 1, features)."""
+    if not adds(layer):
+        return h + cast("Callable[[mx.array], mx.array]", layer)(x)
+    return cast(mx.array, _in_parts(layer, partial(_added, layer), h, x))
+
+
+def compute_only(layer: Module, sizes: Sequence[int]) -> None:
+    """Make `layer` compute steps only in the numbers of rows in `sizes`, ascending; in any number
+    if `sizes` is empty."""
+    if sizes and not isinstance(layer, _Parts):
+        layer.__class__ = _in_parts_of(type(layer))
+    vars(layer)[_SIZES] = sizes
+
+
+def parts_of(layer: Module) -> Sequence[int]:
+    """Return the numbers of rows to which `compute_only` limits `layer`."""
+    return cast("Sequence[int]", vars(layer).get(_SIZES, ()))
+
+
+def divide(n_rows: int, sizes: Sequence[int]) -> list[int]:
+    """Divide `n_rows` rows into parts with a number of rows in `sizes`. Return these numbers; the
+    last part may have padding."""
+    parts: list[int] = []
+    while n_rows:
+        above = next((size for size in sizes if size >= n_rows), 0)
+        below = max((size for size in sizes if size <= n_rows), default=0)
+        if above and (not below or above <= _MOST_PADDING * n_rows):
+            return [*parts, above]
+        parts.append(below)
+        n_rows -= below
+    return parts
+
+
+_Rows = mx.array | tuple[mx.array, ...]
+
+
+class _Parts(Module):
+    """A layer that computes a step in parts. Must come before the layer's class among the bases."""
+
+    def __call__(self, x: mx.array, *more: mx.array) -> _Rows:
+        compute = cast("Callable[..., mx.array]", super().__call__)
+        return _in_parts(self, compute, x, *more)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        product = cast("Callable[[mx.array], mx.array]", super().as_linear)  # type: ignore[misc]
+        return cast(mx.array, _in_parts(self, product, x))
+
+
+@cache
+def _in_parts_of(kind: type[Module]) -> type[Module]:
+    return type(kind.__name__, (_Parts, kind), {})
+
+
+def _added(layer: Module, h: mx.array, x: mx.array) -> mx.array:
+    if h.shape[0] > 1:
+        return mx.addmm(h, x, cast(mx.array, layer["weight"]).T)
+    return h + cast("Callable[[mx.array], mx.array]", layer)(x)
+
+
+def _in_parts(layer: Module, compute: Callable[..., _Rows], *arrays: mx.array) -> _Rows:
+    """Call `compute` with `arrays`, (rows, 1, ...), once for each of the layer's parts."""
+    n_rows, sizes = arrays[0].shape[0], parts_of(layer)
+    if not sizes or n_rows in sizes or n_rows > MOST_ROWS or arrays[0].shape[1:-1] != (1,):
+        return compute(*arrays)
+    edges = list(itertools.accumulate(divide(n_rows, sizes)))
+    if edges[-1] > n_rows:
+        missing = edges[-1] - n_rows
+        arrays = tuple(mx.pad(one, [(0, missing), *[(0, 0)] * (one.ndim - 1)]) for one in arrays)
+    found = [
+        compute(*part) for part in zip(*(mx.split(x, edges[:-1]) for x in arrays), strict=True)
+    ]
+    if isinstance(found[0], tuple):
+        return tuple(_together(one, n_rows) for one in zip(*found, strict=True))
+    return _together(cast("list[mx.array]", found), n_rows)
+
+
+def _together(parts: Sequence[mx.array], n_rows: int) -> mx.array:
+    return (parts[0] if len(parts) == 1 else mx.concatenate(list(parts)))[:n_rows]
 
 
 class RowsLinear(QuantizedLinear):

@@ -16,9 +16,7 @@ from typing import Protocol, cast
 import mlx.core as mx
 from mlx.nn.layers.activations import gelu_approx
 from mlx.nn.layers.base import Module
-from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
-from mlx.nn.layers.quantized import QuantizedLinear
 from mlx_lm.models import gemma3_text, llama, qwen2, qwen3
 from mlx_lm.models.activations import swiglu
 
@@ -27,7 +25,7 @@ from semantic.adapters.mlx.device import on_cpu, on_cuda
 from semantic.adapters.mlx.kv_cache.attention_hook import scaled_dot_product_attention
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch
 from semantic.adapters.mlx.model.joined import MOST_ROWS, Product, join, product_of
-from semantic.adapters.mlx.model.row_layers import use_rows
+from semantic.adapters.mlx.model.row_layers import add_to, let_add, use_rows
 
 SOURCES = {
     llama: "3b64e8867b964bf3",
@@ -117,13 +115,10 @@ def shorten_here(model: Module) -> Module:
 
 
 class _Layer:
-    def __init__(
-        self, block: llama.TransformerBlock, heads: Product, gates: Product, add_in_product: bool
-    ) -> None:
+    def __init__(self, block: llama.TransformerBlock, heads: Product, gates: Product) -> None:
         self._block = block
         self._heads = heads
         self._gates = gates
-        self._add_in_product = add_in_product
         self._norms: tuple[mx.array, float] | None = None
 
     def read_norms(self) -> None:
@@ -158,20 +153,9 @@ class _Layer:
     def after(self, attended: mx.array, h: mx.array) -> mx.array:
         block = self._block
         flat = attended.swapaxes(1, 2).reshape(h.shape[0], 1, -1)
-        h = self._added(h, flat, block.self_attn.o_proj)
+        h = add_to(h, block.self_attn.o_proj, flat)
         gate, up = mx.split(self._gates(block.post_attention_layernorm(h)), 2, axis=-1)
-        return self._added(h, cast(mx.array, swiglu(gate, up)), block.mlp.down_proj)
-
-    def _added(self, h: mx.array, x: mx.array, linear: Linear | QuantizedLinear) -> mx.array:
-        """Return `h + linear(x)`, in one product if possible."""
-        if (
-            self._add_in_product
-            and h.shape[0] > 1
-            and isinstance(linear, Linear)
-            and "bias" not in linear
-        ):
-            return mx.addmm(h, x, cast(mx.array, linear["weight"]).T)
-        return h + cast(mx.array, linear(x))
+        return add_to(h, block.mlp.down_proj, cast(mx.array, swiglu(gate, up)))
 
 
 class _GemmaLayer(_Layer):
@@ -298,8 +282,12 @@ def _layer_of(block: Module, module: ModuleType, add_in_product: bool) -> _Layer
     heads, gates = product_of(block.self_attn.q_proj), product_of(block.mlp.gate_proj)
     if heads is None or gates is None:
         return None
-    kind = _GemmaLayer if module is gemma3_text else _Layer
-    return kind(cast(llama.TransformerBlock, block), heads, gates, add_in_product)
+    if module is gemma3_text:
+        return _GemmaLayer(cast(llama.TransformerBlock, block), heads, gates)
+    if add_in_product:
+        let_add(block.self_attn.o_proj)
+        let_add(block.mlp.down_proj)
+    return _Layer(cast(llama.TransformerBlock, block), heads, gates)
 
 
 def _add_ones(inner: Module) -> None:

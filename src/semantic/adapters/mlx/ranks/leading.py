@@ -38,6 +38,7 @@ from semantic.domain.identity import digest
 from semantic.domain.stored import BlockLayout, Body
 from semantic.domain.value_objects import (
     BLOCK_TOKENS,
+    Lane,
     SampledToken,
     SamplingParams,
     SequenceId,
@@ -393,8 +394,11 @@ def shard_backend(
     form_here = f"{kind} {form.codec.layout} {form.spec}"
     require_same(ranks.gather(digest("form-v1", form_here.encode())), "form of caches")
     if ranks.rank == 0:
-        return LeadingBackend(form, model_id, vocab_size, grammars, ranks)
-    return MLXBackend(form, model_id, vocab_size, grammars, None, ranks.from_first)
+        backend: MLXBackend = LeadingBackend(form, model_id, vocab_size, grammars, ranks)
+    else:
+        backend = MLXBackend(form, model_id, vocab_size, grammars, None, ranks.from_first)
+    backend.lane = Lane(problem="several devices compute this model")
+    return backend
 
 
 def _is_filled(block: KVBlock) -> bool:

@@ -288,11 +288,11 @@ def _planned(
 class MetadataCache:
     """Creates a batch's metadata once for all layers."""
 
-    __slots__ = ("_last", "_size", "_subset")
+    __slots__ = ("_last", "_subset", "size")
 
     def __init__(self, size: RowSize = exact) -> None:
         """`size` maps a number of rows to the padded number of rows."""
-        self._size = size
+        self.size = size
         # Weak references, because sequences that have left a batch must not stay alive.
         self._last: weakref.ref[BatchMetadata] | None = None
         self._subset: tuple[weakref.ref[BatchMetadata], int, tuple[int, ...]] | None = None
@@ -301,7 +301,7 @@ class MetadataCache:
         """Return the metadata for these sequences. Reuses the last object if nothing changed."""
         last = None if self._last is None else self._last()
         if last is None or (last.sequences, last.lengths) != (tuple(sequences), tuple(lengths)):
-            last = BatchMetadata(tuple(sequences), tuple(lengths), self._size)
+            last = BatchMetadata(tuple(sequences), tuple(lengths), self.size)
             self._last, self._subset = weakref.ref(last), None
         return last
 

@@ -98,13 +98,19 @@ class PagedLayers:
         self._spec = spec
         self.pools = [PagePool(kind) for kind in kinds]
         self.attention = list(attention)
-        self._layers = _layers(kinds, attention, MetadataCache(costs.size))
+        self._row_size = costs.size
+        self._metadata = MetadataCache(costs.size)
+        self._layers = _layers(kinds, attention, self._metadata)
         self.ragged = (True,) * spec.n_layers
         """`ragged[i]` is always True: every layer can be in our batch."""
         self.ours = tuple(i in self._layers for i in range(spec.n_layers))
         """`ours[i]` is True if layer i has pages."""
         self.takes_rows = states is None
         """True if a sequence's tokens can be rows of a batch."""
+
+    def pad_batches(self, size: RowSize) -> None:
+        """Let all batches from now on have `size(n)` rows, with padding rows if that exceeds n."""
+        self._row_size = self._metadata.size = size
 
     def set_aside(self, n_bytes: int) -> None:
         """Set the sizes of the page pools. All pools together take `n_bytes`."""
@@ -200,7 +206,7 @@ class PagedLayers:
 
     def rows(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> list[PagedBatch]:
         """Return a batch's caches by layer. The batch's rows are all sequences' next tokens."""
-        metadata = _rows_of(chunks, self.costs.size)
+        metadata = _rows_of(chunks, self._row_size)
         layers = self._layers.values()
         return [PagedBatch(layer, metadata, (), write_first=True) for layer in layers]
 
