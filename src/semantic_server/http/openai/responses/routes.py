@@ -92,11 +92,14 @@ class ResponseReply:
                 if isinstance(event, AnswerStarted):
                     self._agent = event.agent_id
                 events = self._writer.write(event, await self._logprobs(event))
-                if isinstance(event, AnswerEnd) and self._parsed.store:
-                    # Store before the last event: the client may continue from the response at
-                    # once.
+                # Store after all events but the last: a heartbeat meanwhile shows their items, and
+                # the client may continue from the response after the last one.
+                last = events[-1:] if isinstance(event, AnswerEnd) else []
+                for one in events[: len(events) - len(last)]:
+                    yield one
+                if last and self._parsed.store:
                     await put_response(self._store, self._parsed, self._writer, self._agent)
-                for one in events:
+                for one in last:
                     yield one
 
     async def _logprobs(self, event: AnswerEvent) -> list[ChatTokenLogprob]:

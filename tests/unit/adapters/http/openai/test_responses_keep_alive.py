@@ -160,11 +160,11 @@ class SlowDisk(MemoryResponses):
         super().put(tenant, response)
 
 
-@pytest.mark.process
-def test_a_response_that_is_being_kept_is_still_in_progress() -> None:
+def kept_slowly(serving: FakeServing, **fields: object) -> list[Json]:
+    """The events of a response that takes six signs of life to be kept."""
     settings, disk = ServerSettings(keep_alive=QUIET), SlowDisk()
-    app = create_app(FakeServing(), settings, responses=disk)
-    body = json.dumps({"model": "fake", "input": "Hi", "stream": True})
+    app = create_app(serving, settings, responses=disk)
+    body = json.dumps({"model": "fake", "input": "Hi", "stream": True, **fields})
     with running(settings=settings, app=app) as server:
         connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
         with closing(connection):
@@ -175,13 +175,27 @@ def test_a_response_that_is_being_kept_is_still_in_progress() -> None:
                 assert line, came
                 came += line
             disk.go.set()
-            events = events_of((came + response.read()).decode())
-    *before, last = events
+            return events_of((came + response.read()).decode())
+
+
+@pytest.mark.process
+def test_a_response_that_is_being_kept_is_still_in_progress() -> None:
+    *before, last = kept_slowly(FakeServing())
     assert kinds(before).count("in_progress") > 4
     told = [event["response"] for event in before if "response" in event]
     assert {at(one, "status") for one in told} == {"in_progress"}
     assert {at(one, "usage") for one in told} == {None}
     assert at(last, "response", "status") == "completed"
+
+
+@pytest.mark.process
+def test_a_call_is_told_before_its_response_is_kept() -> None:
+    call = (ToolCallStarted(0, "c1", "run"), ToolCallDelta(0, '{"input": ""}'))
+    tools = [{"type": "custom", "name": "run"}]
+    events = kept_slowly(FakeServing(lambda _: Script(call, "tool_calls")), tools=tools)
+    begun = kinds(events).index("output_item.added")
+    assert all(at(event, "response", "output") == [] for event in events[:begun])
+    assert kinds(events[begun + 1 :]).count("in_progress") > 3
 
 
 async def endless(closed: list[bool]) -> AsyncGenerator[int, None]:
