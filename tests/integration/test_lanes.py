@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
@@ -11,8 +12,10 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 
+from semantic.adapters.mlx import kernel_files
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch.decode_batch import BatchRows
+from semantic.adapters.mlx.kernel_files import KernelFolder
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
@@ -102,6 +105,25 @@ def test_a_lane_survives_an_engine_that_is_built_again() -> None:
     again = backend_of(model, PortableAttention())
     assert again.lane == first.lane
     assert all(same_beside(again))
+
+
+def test_later_loads_make_the_same_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_files, "_own", [KernelFolder(tmp_path)])
+    first = backend_of(model_of("llama"), PortableAttention())
+    (file,) = (tmp_path / "notes").iterdir()
+    probed = lanes._Probe.choosing
+    monkeypatch.setattr(lanes._Probe, "choosing", lambda _: pytest.fail("chooses again"))
+    again = backend_of(model_of("llama"), PortableAttention())
+    assert again.lane == first.lane
+    assert all(same_beside(again))
+    monkeypatch.setattr(lanes._Probe, "choosing", probed)
+    for damaged in ("{", "[]", '{"lane": {}}', '{"lane": {"rows": 1}, "parts": {}}'):
+        file.write_text(damaged)
+        assert backend_of(model_of("llama"), PortableAttention()).lane == first.lane
+        assert file.read_text() != damaged
+    backend_of(model_of("llama"))
+    backend_of(model_of("qwen2"), PortableAttention())
+    assert len(list((tmp_path / "notes").iterdir())) == 3
 
 
 @pytest.mark.parametrize(("mode", "problem"), [("off", "is off"), ("auto", "without pages")])

@@ -124,6 +124,16 @@ def own() -> Path:
     raise BackendError(f"cannot compile kernels: {'; '.join(problems)}; {_MEND}")
 
 
+def note(name: str) -> Path | None:
+    """Return the path of a private file for later processes; None if this process has no
+    `KernelFolder`. The folder of the file exists."""
+    if not _own:
+        return None
+    folder = _own[0].path.parent / "notes"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / name
+
+
 def keep() -> None:
     """Call `KernelFolder.keep` if this process has a `KernelFolder`."""
     for folder in _own:

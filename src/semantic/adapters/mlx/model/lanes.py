@@ -6,12 +6,16 @@ nothing about a device's kernels.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from importlib.metadata import version
 from typing import cast
 
 import mlx.core as mx
@@ -23,15 +27,18 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
 from mlx_lm.sample_utils import greedy_sampler
 
+from semantic.adapters.mlx import DISTRIBUTION, blas_kernel
 from semantic.adapters.mlx.arrays import ordered_bytes_of, token_ids
 from semantic.adapters.mlx.batch.decode_batch import BatchRows, ContinuousBatch, NewSequence
 from semantic.adapters.mlx.cuda.rows_product import MOST_ROWS
 from semantic.adapters.mlx.device import on_cuda, read_device
+from semantic.adapters.mlx.kernel_files import note
 from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import RowSize, exact, row_size
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.model.joined import computing
 from semantic.adapters.mlx.model.row_layers import add_to, adds, compute_only, divide, parts_of
+from semantic.domain.identity import digest
 from semantic.domain.value_objects import BLOCK_TOKENS, ExactBatch, Lane, SequenceId
 from semantic.ports.generation import Slices, at_once
 
@@ -67,8 +74,6 @@ _TIMED_STEPS, _STEPS_AT_ONCE = 32, 8
 _TOKEN = 1
 """A token of any vocabulary."""
 
-_CHOICES = "_semantic_lanes"
-
 # Errors of a layer whose call is unlike that of its base class. Whole steps compare it.
 _UNKNOWN = (AttributeError, IndexError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -97,38 +102,61 @@ def _cost(sizes: Sequence[int], step: RowSize) -> float:
     return total
 
 
-@dataclass(slots=True)
-class _Kind:
-    """Layers of equal shapes."""
-
-    classes: RowClasses
-    layers: list[Module] = field(default_factory=list)
-
-
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A lane, the padding of a model's steps, and the layers that compute steps in parts."""
+    """A lane, and the sizes of the parts in which kinds of layers compute steps, by their name."""
 
     lane: Lane
-    step: RowSize | None = None
-    layers: Sequence[tuple[Module, Sequence[int]]] = ()
+    parts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+class _Notes:
+    """Keeps a model's choice for later processes: two loads must not choose differently."""
+
+    def __init__(self, model: Module, probe: _Probe) -> None:
+        names = Counter(_name_of(one) for one in computing(model) if _inputs_of(one, model))
+        versions = [version(one) for one in ("mlx", "mlx-lm", DISTRIBUTION)]
+        what = [*versions, read_device().chip, blas_kernel(), probe.key, sorted(names.items())]
+        self._path = note(f"lane-{digest('lane-v1', json.dumps(what).encode()).hex()[:32]}.json")
+
+    def read(self) -> _Choice | None:
+        """Return the kept choice; None if there is no readable one."""
+        if self._path is None:
+            return None
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            known = json.loads(self._path.read_bytes())
+            parts = {str(name): tuple(map(int, sizes)) for name, sizes in known["parts"].items()}
+            return _Choice(Lane(**known["lane"]), parts)
+        return None
+
+    def write(self, choice: _Choice) -> None:
+        """Keep `choice`. A failure costs later loads the time of the probe."""
+        if self._path is not None:
+            with suppress(OSError):
+                part = self._path.with_suffix(f".{os.getpid()}")
+                part.write_text(json.dumps(asdict(choice)))
+                part.replace(self._path)
 
 
 def choosing_lane(form: CacheForm, mode: ExactBatch) -> Slices[Lane]:
     """Choose the lane of a model's decode steps, and make its layers keep to it. Yields after each
     forward pass."""
     probe = _Probe(form, mode)
-    choices = cast("dict[object, _Choice]", vars(form.model).setdefault(_CHOICES, {}))
-    if probe.key not in choices:
-        choices[probe.key] = _without_probe(form, mode) or (yield from probe.choosing())
-    probe.apply(choices[probe.key])
-    return choices[probe.key].lane
+    choice = _without_probe(form, mode)
+    if choice is None:
+        notes = _Notes(form.model, probe)
+        choice = notes.read()
+        if choice is None:
+            choice = yield from probe.choosing()
+            notes.write(choice)
+    probe.apply(choice)
+    return choice.lane
 
 
 def row_classes(model: Module) -> Sequence[RowClasses]:
     """Compute each kind of layer of a loaded model with many numbers of rows."""
     size = row_size if on_cuda() else exact
-    return [one.classes for one in at_once(_probing(model, sizes_of(size)))]
+    return at_once(_probing(model, sizes_of(size)))
 
 
 def _without_probe(form: CacheForm, mode: ExactBatch) -> _Choice | None:
@@ -158,20 +186,16 @@ class _Probe:
         kinds = yield from _probing(self._form.model, sizes_of(self._size))
         fewest = 1
         if self._pages is not None:
-            fewest = _fewest([one.classes for one in kinds], self._size)
+            fewest = _fewest(kinds, self._size)
         step = _at_least(fewest, self._size)
-        layers = [
-            (layer, sizes)
-            for kind in kinds
-            if not set(sizes_of(step)) <= set(sizes := kind.classes.best(step)[1])
-            for layer in kind.layers
-        ]
-        choice = _Choice(Lane(fewest), step, layers)
+        best = {kind.layer: kind.best(step)[1] for kind in kinds}
+        parts = {name: one for name, one in best.items() if not set(sizes_of(step)) <= set(one)}
+        choice = _Choice(Lane(fewest), parts)
         self.apply(choice)
         most = yield from self._comparing(sizes_of(step))
         if most < max(2, fewest):
             return _Choice(Lane(problem="steps round differently with each number of rows"))
-        if self._mode == "auto" and (fewest > 1 or layers):
+        if self._mode == "auto" and (fewest > 1 or parts):
             cost = yield from self._costing(choice)
             if cost > MOST_COST:
                 words = f"a step of one request would take {cost:.2f} times as long"
@@ -181,12 +205,13 @@ class _Probe:
     def apply(self, choice: _Choice) -> None:
         """Make steps and layers keep to the lane of `choice`."""
         if self._pages is not None:
-            self._pages.pad_batches(choice.step or self._size)
+            self._pages.pad_batches(_at_least(choice.lane.fewest, self._size))
         for layer in computing(self._form.model):
-            if parts_of(layer):
-                compute_only(layer, ())
-        for layer, sizes in choice.layers:
-            compute_only(layer, sizes)
+            sizes: tuple[int, ...] = ()
+            if choice.parts and _inputs_of(layer, self._form.model) is not None:
+                sizes = tuple(choice.parts.get(_name_of(layer), ()))
+            if sizes != parts_of(layer):
+                compute_only(layer, sizes)
 
     def _costing(self, choice: _Choice) -> Slices[float]:
         """Return a step's time in the lane relative to its time outside, for one sequence."""
@@ -267,23 +292,21 @@ def _fewest(kinds: Sequence[RowClasses], size: RowSize) -> int:
     return min(costs, key=lambda fewest: (costs[fewest], fewest))
 
 
-def _probing(model: Module, sizes: Sequence[int]) -> Slices[list[_Kind]]:
-    kinds: dict[str, _Kind] = {}
+def _probing(model: Module, sizes: Sequence[int]) -> Slices[list[RowClasses]]:
+    kinds: dict[str, RowClasses | None] = {}
     modules = computing(model)
     dtype = _dtype_of(modules)
     for layer in modules:
-        if (make := _inputs_of(layer, model)) is None:
+        make = _inputs_of(layer, model)
+        if make is None or (name := _name_of(layer)) in kinds:
             continue
-        name = _name_of(layer)
-        if name not in kinds:
-            with suppress(*_UNKNOWN):
-                classes = _classes(layer, partial(make, dtype), sizes)
-                n_bytes = cast(mx.array, _weights_of(layer)["weight"]).nbytes
-                kinds[name] = _Kind(RowClasses(name, n_bytes, classes))
-            yield None
-        if name in kinds:
-            kinds[name].layers.append(layer)
-    return list(kinds.values())
+        kinds[name] = None
+        with suppress(*_UNKNOWN):
+            classes = _classes(layer, partial(make, dtype), sizes)
+            n_bytes = cast(mx.array, _weights_of(layer)["weight"]).nbytes
+            kinds[name] = RowClasses(name, n_bytes, classes)
+        yield None
+    return [one for one in kinds.values() if one is not None]
 
 
 def _classes(layer: Module, inputs: _Inputs, sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
