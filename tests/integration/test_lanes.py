@@ -117,10 +117,12 @@ def test_later_loads_make_the_same_choice(tmp_path: Path, monkeypatch: pytest.Mo
     assert again.lane == first.lane
     assert all(same_beside(again))
     monkeypatch.setattr(lanes._Probe, "choosing", probed)
-    for damaged in ("{", "[]", '{"lane": {}}', '{"lane": {"rows": 1}, "parts": {}}'):
-        file.write_text(damaged)
+    lane = '{"lane": {}, "parts": {"x": %s}}'
+    damaged = ["{", "[]", '{"lane": {}}', '{"lane": {"most": "x"}, "parts": {}}']
+    for text in (*damaged, *(lane % sizes for sizes in ("[]", "[0]", "[2, 65]", "3"))):
+        file.write_text(text)
         assert backend_of(model_of("llama"), PortableAttention()).lane == first.lane
-        assert file.read_text() != damaged
+        assert file.read_text() != text
     backend_of(model_of("llama"))
     backend_of(model_of("qwen2"), PortableAttention())
     assert len(list((tmp_path / "notes").iterdir())) == 3

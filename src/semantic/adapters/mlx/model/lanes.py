@@ -54,8 +54,8 @@ _REQUESTS = (1, 2, 4, 8, 16, 32)
 _EXPERTS_PER_TOKEN = 8
 
 _OUTPUTS, _MOST_DRAWS = 256, 8
-"""Two sums in other orders may be equal by chance, so a layer computes several rows to have so many
-outputs."""
+"""The fewest outputs that a layer compares, in several draws of rows: two sums in other orders may
+be equal by chance."""
 
 _PLAIN = Linear | Embedding | RMSNorm | LayerNorm
 _MATRIX = 2
@@ -75,7 +75,7 @@ _TOKEN = 1
 """A token of any vocabulary."""
 
 # Errors of a layer whose call is unlike that of its base class. Whole steps compare it.
-_UNKNOWN = (AttributeError, IndexError, LookupError, RuntimeError, TypeError, ValueError)
+_UNKNOWN = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +117,21 @@ class _Notes:
         names = Counter(_name_of(one) for one in computing(model) if _inputs_of(one, model))
         versions = [version(one) for one in ("mlx", "mlx-lm", DISTRIBUTION)]
         what = [*versions, read_device().chip, blas_kernel(), probe.key, sorted(names.items())]
+        self._size = probe.size
         self._path = note(f"lane-{digest('lane-v1', json.dumps(what).encode()).hex()[:32]}.json")
 
     def read(self) -> _Choice | None:
-        """Return the kept choice; None if there is no readable one."""
+        """Return the kept choice; None if the file is missing or damaged."""
         if self._path is None:
             return None
         with suppress(OSError, ValueError, TypeError, KeyError):
             known = json.loads(self._path.read_bytes())
-            parts = {str(name): tuple(map(int, sizes)) for name, sizes in known["parts"].items()}
-            return _Choice(Lane(**known["lane"]), parts)
+            parts = {str(name): tuple(sizes) for name, sizes in known["parts"].items()}
+            lane, possible = Lane(**known["lane"]), sizes_of(self._size)
+            if lane.fewest not in _FEWEST or lane.most not in (None, *possible):
+                return None
+            if all(sizes and set(sizes) <= set(possible) for sizes in parts.values()):
+                return _Choice(lane, parts)
         return None
 
     def write(self, choice: _Choice) -> None:
@@ -179,15 +184,15 @@ class _Probe:
         layers: object = form.layers
         self._pages = layers if isinstance(layers, PagedLayers) else None
         self.key = mode, self._pages is None
-        self._size: RowSize = exact if self._pages is None else self._pages.costs.size
+        self.size: RowSize = exact if self._pages is None else self._pages.costs.size
 
     def choosing(self) -> Slices[_Choice]:
         """Choose by computing layers, and then steps. Yields after each pass."""
-        kinds = yield from _probing(self._form.model, sizes_of(self._size))
+        kinds = yield from _probing(self._form.model, sizes_of(self.size))
         fewest = 1
         if self._pages is not None:
-            fewest = _fewest(kinds, self._size)
-        step = _at_least(fewest, self._size)
+            fewest = _fewest(kinds, self.size)
+        step = _at_least(fewest, self.size)
         best = {kind.layer: kind.best(step)[1] for kind in kinds}
         parts = {name: one for name, one in best.items() if not set(sizes_of(step)) <= set(one)}
         choice = _Choice(Lane(fewest), parts)
@@ -205,7 +210,7 @@ class _Probe:
     def apply(self, choice: _Choice) -> None:
         """Make steps and layers keep to the lane of `choice`."""
         if self._pages is not None:
-            self._pages.pad_batches(_at_least(choice.lane.fewest, self._size))
+            self._pages.pad_batches(_at_least(choice.lane.fewest, self.size))
         for layer in computing(self._form.model):
             sizes: tuple[int, ...] = ()
             if choice.parts and _inputs_of(layer, self._form.model) is not None:
