@@ -15,7 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -46,8 +46,8 @@ MODES: tuple[ExactBatch, ...] = ("auto", "off", "on")
 BATCHES = (2, 8, 16)
 ROWS = (1, 8, 16, 32)
 PROMPTS, ANSWER, LENGTHS = 50, 128, (40, 1500)
-OUTSIDE = 16
-"""Prompts that are answered outside the lane, too."""
+FEW = 16
+"""Prompts that are answered outside the lane, too, and prompts of models with few layers."""
 RESTORED_AFTER = (1, 40)
 STEP_TOKENS, WARM, STEPS = 1024, 30, 60
 POOL_SEQUENCES, POOL_TOKENS = 40, 2048
@@ -154,7 +154,7 @@ def measure(sides: Sides, vocab: int, sizes: Sizes) -> Iterator[tuple[str, Json]
         began = time.perf_counter()
         lane = asdict(sides.backend(mode).lane)
         yield "lanes", {"mode": mode, "seconds": round(time.perf_counter() - began, 2), **lane}
-    for mode, n_prompts in zip(MODES[1:], (OUTSIDE, sizes.prompts), strict=True):
+    for mode, n_prompts in zip(MODES[1:], (FEW, sizes.prompts), strict=True):
         for line in answers(sides.backend(mode), prompts[:n_prompts], sizes.answer):
             yield "answers", {"mode": mode, **line}
     for rows in sizes.rows:
@@ -190,7 +190,8 @@ def main(given: Sequence[str] | None = None) -> int:
     samples: list[dict[str, Scalar]] = []
     for name in ["tiny"] if small else list(arguments.only or MODELS):
         make, vocab = (small_model, VOCAB) if small else MODELS[name]
-        for part, line in measure(Sides(make(), small=small), vocab, sizes):
+        these = replace(sizes, prompts=min(sizes.prompts, FEW)) if "layers" in name else sizes
+        for part, line in measure(Sides(make(), small=small), vocab, these):
             samples.append({"model": name, "part": part, **cast("dict[str, Scalar]", line)})
             print(json.dumps(samples[-1]), flush=True)
             # Write results at once: a rented machine may go away.

@@ -1,6 +1,7 @@
-"""`python -m benchmarks.gpu_rows`: the cost of a decode step by its rows, of a 4-bit model.
+"""`python -m benchmarks.gpu_rows`: the cost of a decode step by its rows.
 
-The shape of Llama 3.1 8B with random weights of 4 bits in groups of 64, in pages. One side
+The shape of Llama 3.1 8B with random weights of 4 bits in groups of 64, in pages; with `--bits 16`,
+of bfloat16. One side
 multiplies with MLX's kernels, the other with ours; they decode the same sequences in turns. For
 each number of rows: milliseconds of a step, and of the device's work where torch can count it. Then
 one sequence alone and beside others of other lengths: how many tokens are the same, and what their
@@ -30,7 +31,12 @@ from semantic.adapters.mlx.model.row_layers import use_rows
 from semantic.adapters.mlx.model.short_steps import shorten
 from tests.support.tiny_models import VOCAB, tiny_model
 
-QUESTION = "What do further rows of a decode step cost with weights of 4 bits?"
+QUESTION = "What do further rows of a decode step cost?"
+PLAIN, MOST_OVER_MLX, PLAIN_UP_TO = 16, 1.05, 16
+PLAIN_CRITERION = (
+    f"with our kernel the device works for steps of 1 to {PLAIN_UP_TO} rows at most "
+    f"{MOST_OVER_MLX} of the time with MLX's kernels"
+)
 MOST_OVER_ONE, UP_TO = 1.3, 8
 CRITERION = (
     f"with our kernel the device works for steps of 2 to {UP_TO} rows at most {MOST_OVER_ONE} of "
@@ -51,23 +57,32 @@ def sides(model: Module) -> dict[str, Module]:
     return found
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Measure, print, write; 1 when the criterion is missed."""
+def parsed(given: Sequence[str] | None) -> argparse.Namespace:
+    """The command's arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--batch", type=int, action="append", help="rows; may be repeated")
+    parser.add_argument("--bits", type=int, default=4, choices=(4, PLAIN))
     parser.add_argument("--small", action="store_true", help="a tiny model")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
-    arguments = parser.parse_args(given)
-    small = cast(bool, arguments.small)
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure, print, write; 1 when the criterion is missed."""
+    arguments = parsed(given)
+    small, plain = cast(bool, arguments.small), arguments.bits == PLAIN
+    name = f"gpu_rows{'_plain' * plain}"
     started = Run.start(
-        "gpu_rows",
+        name,
         QUESTION,
-        model=f"Llama 3.1 8B shape, {arguments.layers} layers, random weights of 4 bits",
-        parameters={"layers": arguments.layers, "small": small},
+        model=f"Llama 3.1 8B shape, {arguments.layers} layers, random {arguments.bits}-bit weights",
+        parameters={"layers": arguments.layers, "small": small, "bits": arguments.bits},
         seed=0,
     )
-    model = tiny_model("quantized") if small else shapes.llama_8b_4bit(arguments.layers)
+    make = shapes.llama_8b if plain else shapes.llama_8b_4bit
+    tiny = "llama" if plain else "quantized"
+    model = tiny_model(tiny) if small else make(arguments.layers)
     vocab = VOCAB if small else shapes.LLAMA_VOCAB
     batches = sorted(arguments.batch or (SMALL_BATCHES if small else BATCHES))
     both = sides(model)
@@ -79,7 +94,9 @@ def main(given: Sequence[str] | None = None) -> int:
     def note(line: Json) -> None:
         """Print and write results at once: a rented machine may go away."""
         print(json.dumps(line), flush=True)
-        started.finish(samples, summary, judge(summary)).write(arguments.output / "gpu_rows.json")
+        started.finish(samples, summary, judge(summary, plain=plain)).write(
+            arguments.output / f"{name}.json"
+        )
 
     def all_steps() -> Steps:
         tokens, warm = (SMALL_TOKENS, SMALL_WARM) if small else (TOKENS, WARM)
@@ -92,7 +109,7 @@ def main(given: Sequence[str] | None = None) -> int:
             note(line)
     del steps
     free()
-    if not small:
+    if not (small or plain):
         summary["bits"] = gpu_bits.bits(model, vocab)
         note(summary["bits"])
         free()
@@ -101,16 +118,39 @@ def main(given: Sequence[str] | None = None) -> int:
     counted = all_steps()  # counting slows all later steps, so it comes last
     for batch in batches:
         counted.grow(batch)
-        for name, side in both.items():
-            busy.append({"batch": batch, "variant": name, **counted.kernels(side)})
+        for variant, side in both.items():
+            busy.append({"batch": batch, "variant": variant, **counted.kernels(side)})
             note(busy[-1])
-    verdict = judge(summary)
+    verdict = judge(summary, plain=plain)
     print(f"{'passed' if verdict.passed else 'MISSED'}: {verdict.observed}")
     return int(not verdict.passed)
 
 
-def judge(summary: Mapping[str, Json]) -> Verdict:
+def judge_plain(summary: Mapping[str, Json]) -> Verdict:
+    """The criterion of weights of 16 bits, and what misses it."""
+    lines = cast(Sequence[Mapping[str, Json]], summary.get("busy", []))
+    times = {
+        (cast(int, one["batch"]), str(one["variant"])): cast(float, one["busy_ms"])
+        for one in lines
+        if "busy_ms" in one
+    }
+    ratios = {
+        n: times[n, OURS] / times[n, MLX] for n, side in times if side == MLX and (n, OURS) in times
+    }
+    missed = [] if ratios else ["the device's work was not counted"]
+    missed += [
+        f"{n} rows: {ratio:.3f}"
+        for n, ratio in ratios.items()
+        if n <= PLAIN_UP_TO and ratio > MOST_OVER_MLX
+    ]
+    observed = "; ".join(missed) or ", ".join(f"{n}: {one:.3f}" for n, one in ratios.items())
+    return Verdict(PLAIN_CRITERION, MOST_OVER_MLX, observed, passed=not missed)
+
+
+def judge(summary: Mapping[str, Json], *, plain: bool = False) -> Verdict:
     """The criterion, and what misses it."""
+    if plain:
+        return judge_plain(summary)
     missed: list[str] = []
     lines = cast(Sequence[Mapping[str, Json]], summary.get("busy", []))
     busy = {

@@ -355,6 +355,8 @@ def test_it_says_whether_a_batch_is_exact() -> None:
     found = doctor.check_lane(Lane())
     assert (found.verdict, found.detail) == ("ok", "yes: an answer has the same bits in all steps")
     assert doctor.check_lane(Lane(2, 64)).detail.endswith("in all steps of at least 2 rows")
+    loose = doctor.check_lane(Lane(1, 16, splits=False))
+    assert loose.detail.endswith("in all steps of at most 16 rows")
     found = doctor.check_lane(Lane(problem="--exact-batch is off"))
     assert (found.verdict, found.detail) == ("ok", "no: --exact-batch is off")
 

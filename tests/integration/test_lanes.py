@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 
+from semantic import BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx import kernel_files
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch.decode_batch import BatchRows
@@ -25,6 +27,7 @@ from semantic.adapters.mlx.model.joined import computing
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.model.row_layers import parts_of
 from semantic.domain.value_objects import ExactBatch, Lane
+from tests.support.char_tokenizer import CharTokenizer
 from tests.support.lanes import THOROUGH
 from tests.support.one_batch import said_by, same_bits
 from tests.support.tiny_models import VOCAB, build, randomize
@@ -97,6 +100,21 @@ def test_steps_of_more_rows_than_the_lane_has_are_several() -> None:
     rows.leave(1)
     rows.logits(mx.zeros((4,), mx.uint32))
     assert calls == [2, 2, 1, 1, 2, 1]
+
+
+def test_a_large_step_of_auto_is_outside_the_lane_and_its_answers_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, one in (("_MOST_OUTSIDE", 2), ("_MOST_PLAIN", -1), ("MOST_COST", math.inf)):
+        monkeypatch.setattr(lanes, name, one)
+    backend = backend_of(model_of("llama"), PortableAttention(), "auto")
+    assert (backend.lane.most, backend.lane.splits, backend.lane.problem) == (2, False, "")
+    spec = backend.cache_spec()
+    engine = BlockPoolBatchEngine(backend, CharTokenizer(), BlockPool(spec, 400), spec)
+    for n_requests in (1, 2, 3, 2):
+        for number in range(n_requests):
+            engine.submit(f"agent-{number}", prompts()[number][:20], max_tokens=4)
+        assert [done.exact for done in engine.step()] == [n_requests < 3] * n_requests
 
 
 def test_a_lane_survives_an_engine_that_is_built_again() -> None:

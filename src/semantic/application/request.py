@@ -235,6 +235,8 @@ class Request:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     scores: list[TokenLogprob | None] = field(default_factory=list)
     error: str | None = None
+    exact: bool = True
+    """False after a step outside the model's lane."""
     blocks: list[list[KVBlock]] = field(default_factory=list)
     capacity: int = 0
     restore: Restore | None = None
@@ -345,7 +347,8 @@ class Request:
     def accept(self, sampled: SampledToken) -> tuple[str, FinishReason | None]:
         """Append a generated token. Return the text that is now final, and the finish reason after
         the last token."""
-        _, token, logprob, error, _ = sampled
+        _, token, logprob, error, _, exact = sampled
+        self.exact &= exact
         self.generated.append(token)
         self.computed = len(self.prompt) + len(self.generated)
         if logprob is not None:
@@ -406,6 +409,7 @@ class Request:
             match=match,
             stop_string=self.stop_string,
             prompt_logprobs=() if self.scoring else tuple(self.scores),
+            exact=self.exact,
         )
 
     def end_text(self) -> str:

@@ -305,6 +305,7 @@ class Serving:
                     handle.submission.keep,
                     0 if chat is None else chat.n_attachments,
                     None if details is None else details.lane,
+                    event.exact,
                 )
                 yield AnswerEnd(reason, usage, event.stop_string, event.error, event.match)
                 return

@@ -405,7 +405,8 @@ def check_lane(lane: Lane) -> Finding:
         advice = "an answer may depend on the other requests of its steps; see --exact-batch"
         return Finding(name, "ok", f"no: {lane.problem}", advice)
     padded = "" if lane.fewest == 1 else f" of at least {lane.fewest} rows"
-    return Finding(name, "ok", f"yes: an answer has the same bits in all steps{padded}")
+    most = "" if lane.splits or lane.most is None else f" of at most {lane.most} rows"
+    return Finding(name, "ok", f"yes: an answer has the same bits in all steps{padded}{most}")
 
 
 def check_rows(model: MLXBackend) -> Iterator[Finding]:

@@ -85,6 +85,7 @@ class Usage:
     kept: bool = True  # the cache keeps the computed tokens
     noted: int = 0  # attachments that the prompt only mentions
     lane: Lane | None = None
+    exact: bool = True  # all steps were in the lane
 
     @property
     def written(self) -> int:

@@ -101,7 +101,9 @@ class Lane:
     fewest: int = 1
     """Steps with fewer rows get padding rows."""
     most: int | None = None
-    """More rows are several steps; None for any number."""
+    """The most rows; None for any number."""
+    splits: bool = True
+    """More rows are several steps. If False, they are one step outside the lane."""
     problem: str = ""
     """The reason why a row's bits depend on the number of rows, or ""."""
 
@@ -339,7 +341,8 @@ class SampledToken(NamedTuple):
     """A backend's token for one sequence in one decode step.
 
     If `error` is not None, `token` is invalid and the sequence cannot continue. If `finite` is
-    False, the sequence's cache is invalid too.
+    False, the sequence's cache is invalid too. If `exact` is False, the step was outside the
+    model's lane.
     """
 
     sequence: SequenceId
@@ -347,6 +350,7 @@ class SampledToken(NamedTuple):
     logprob: TokenLogprob | None = None
     error: str | None = None
     finite: bool = True
+    exact: bool = True
 
 
 class TokenEvent(NamedTuple):
@@ -386,6 +390,7 @@ class CompletedGeneration:
     match: MatchReport | None = None
     stop_string: str | None = None  # the one that ended the answer
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # the first is None
+    exact: bool = True  # all steps were in the model's lane
 
     @property
     def generated_tokens(self) -> int:

@@ -228,7 +228,7 @@ def usage_extension(usage: Usage) -> dict[str, object]:
     if usage.noted:
         own["images_noted"] = usage.noted
     if usage.lane is not None:
-        own["exact_batch"] = not usage.lane.problem
+        own["exact_batch"] = usage.exact and not usage.lane.problem
     return {"semantic": own}
 
 

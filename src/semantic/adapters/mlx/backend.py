@@ -355,7 +355,7 @@ class MLXBackend:
         return sampled
 
     def _read(self, emitted: Emitted) -> SampledToken:
-        sequence, token, logprobs, finite = emitted
+        sequence, token, logprobs, finite, exact = emitted
         if not finite:
             return SampledToken(sequence, token, finite=False)
         state = self._sequences[sequence]
@@ -364,7 +364,7 @@ class MLXBackend:
         found = None
         if n_logprobs is not None and logprobs is not None:
             found = read_logprob(logprobs, token, n_logprobs)
-        return SampledToken(sequence, token, found, error)
+        return SampledToken(sequence, token, found, error, exact=exact)
 
     def _join_starting(self) -> None:
         joining: list[NewSequence] = []

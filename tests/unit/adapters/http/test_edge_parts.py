@@ -374,3 +374,5 @@ def test_usage_says_what_an_answer_depends_on() -> None:
     for problem, exact in (("", True), ("--exact-batch is off", False)):
         found = usage_extension(replace(usage, lane=Lane(problem=problem)))
         assert found == {"semantic": {"lost": None, "exact_batch": exact}}
+    outside = usage_extension(replace(usage, lane=Lane(), exact=False))
+    assert outside == {"semantic": {"lost": None, "exact_batch": False}}

@@ -34,10 +34,11 @@ class BatchRows:
     """The caches of a batch's rows. `logits` computes the model's next step over them."""
 
     def __init__(self, model: Module, lane: Lane | None = None) -> None:
-        """In a `lane`, attention computes each row apart, and a step has at most its rows."""
+        """In a `lane`, attention computes each row apart. If the lane splits steps, a step has at
+        most its rows."""
         self.model = model
         self._by_row = lane is not None
-        self._most = (lane and lane.most) or _UNLIMITED
+        self._most = (lane and lane.splits and lane.most) or _UNLIMITED
         self._groups: list[_Group] = []
 
     @property
@@ -138,13 +139,15 @@ class NewSequence:
 class Emitted(NamedTuple):
     """A token that a step sampled for a sequence. Log-probabilities are (vocab,).
 
-    If the model's logits contain NaN or infinity, `finite` is False and `token` is arbitrary.
+    If the model's logits contain NaN or infinity, `finite` is False and `token` is arbitrary. If
+    the step was outside the lane, `exact` is False.
     """
 
     sequence: SequenceId
     token: int
     logprobs: mx.array | None
     finite: bool = True
+    exact: bool = True
 
 
 class DecodeBatch(Protocol):
@@ -197,6 +200,15 @@ class _Row:
     next: _Next = _Next.PROMPT
 
 
+class _Sampled(NamedTuple):
+    """A step's rows, None for a row without a token, and their values beside the tokens."""
+
+    rows: list[_Row | None]
+    normalizers: mx.array
+    logprobs: list[mx.array | None]
+    exact: bool
+
+
 class ContinuousBatch:
     """A `DecodeBatch` for our own caches. Sequences join and leave it without copies."""
 
@@ -217,6 +229,8 @@ class ContinuousBatch:
         self._agree = agree
         self._rows: list[_Row] = []
         self._caches = BatchRows(model, lane)
+        self._most = (lane and not lane.splits and lane.most) or _UNLIMITED
+        self._exact = True  # whether the step that sampled `_tokens` was in the lane
         self._tokens: mx.array | None = None  # inputs of the next step, (rows,)
         self._emitted = False  # whether `_tokens` has been emitted
         self._changed = False  # whether rows changed since the last step
@@ -264,7 +278,7 @@ class ContinuousBatch:
             return None
         token = cast(int, self._tokens[at : at + 1].item())
         normalizer = cast(float, self._normalizers[at : at + 1].item())
-        return Emitted(sequence, token, self._logprobs[at], math.isfinite(normalizer))
+        return Emitted(sequence, token, self._logprobs[at], math.isfinite(normalizer), self._exact)
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         self.settle()
@@ -288,11 +302,10 @@ class ContinuousBatch:
             return []
         if not self._emitted and self._reads_first():
             self._emitted = True
-            return self._read(inputs, self._normalizers, self._logprobs, self._sampled())
-        was_emitted, logprobs, sampled = self._emitted, self._logprobs, self._sampled()
-        normalizers = self._normalizers
+            return self._read(inputs, self._sampled())
+        was_emitted, sampled = self._emitted, self._sampled()
         self._launch(inputs)
-        return [] if was_emitted else self._read(inputs, normalizers, logprobs, sampled)
+        return [] if was_emitted else self._read(inputs, sampled)
 
     def _row_of(self, sequence: SequenceId) -> int:
         return next(i for i, row in enumerate(self._rows) if row.sequence == sequence)
@@ -301,8 +314,9 @@ class ContinuousBatch:
         after = {row.next for row in self._rows}
         return _Next.FIRST in after and (self._launch_blocks or _Next.LATER not in after)
 
-    def _sampled(self) -> list[_Row | None]:
-        return [None if row.next is _Next.PROMPT else row for row in self._rows]
+    def _sampled(self) -> _Sampled:
+        rows = [None if row.next is _Next.PROMPT else row for row in self._rows]
+        return _Sampled(rows, self._normalizers, self._logprobs, self._exact)
 
     def _launch(self, inputs: mx.array) -> None:
         if self._changed:
@@ -320,16 +334,12 @@ class ContinuousBatch:
             mx.clear_cache()
 
     @staticmethod
-    def _read(
-        inputs: mx.array,
-        normalizers: mx.array,
-        logprobs: Sequence[mx.array | None],
-        rows: Sequence[_Row | None],
-    ) -> list[Emitted]:
+    def _read(inputs: mx.array, sampled: _Sampled) -> list[Emitted]:
+        rows, normalizers, logprobs, exact = sampled
         tokens = cast(list[int], inputs.tolist())
         finite = [math.isfinite(one) for (one,) in cast(list[list[float]], normalizers.tolist())]
         return [
-            Emitted(row.sequence, token, scores, is_finite)
+            Emitted(row.sequence, token, scores, is_finite, exact)
             for row, token, scores, is_finite in zip(rows, tokens, logprobs, finite, strict=True)
             if row is not None
         ]
@@ -338,6 +348,7 @@ class ContinuousBatch:
         """Build the next step from `inputs`. Return more arrays to evaluate with the step. It runs
         mlx-lm's operations in mlx-lm's order, so that the sampled tokens are the same."""
         logits = self._caches.logits(inputs)
+        self._exact = len(self._rows) <= self._most
         # Tests the model's own logits: later, a mask may rightly add minus infinity.
         normalizers = self._normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)
         contexts = self._caches.states

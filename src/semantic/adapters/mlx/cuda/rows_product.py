@@ -1,7 +1,7 @@
-"""Products of a decode step's rows with quantized weights, as one CUDA kernel.
+"""Products of a decode step's rows with weights of 4, 8 or 16 bits, as one CUDA kernel.
 
-MLX reads the weights once per row, and its rounding changes with the number of rows. This kernel
-reads them once for up to 64 rows, and a row has the same bits beside any number of rows.
+MLX's kernels round differently with each number of rows, and read quantized weights once per row.
+This one reads them once for up to 64 rows, and a row has the same bits beside any number of rows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from semantic.adapters.mlx.cuda.nvrtc import C_TYPES, NUMBERS, CudaKernel, Parameter, capability
+from semantic.adapters.mlx.cuda.plain_rows import CHUNK, PLAIN_BODY, PLAIN_HEAD, SLICE
 from semantic.adapters.mlx.cuda.rows_source import MATRICES
 
 _COLUMNS = (1, 2, 4, 8)
@@ -20,6 +21,8 @@ _COLUMNS = (1, 2, 4, 8)
 MOST_ROWS = 8 * _COLUMNS[-1]
 _NEEDED = 80  # compute capability 8.0 multiplies matrices of bfloat16
 _BITS, _GROUPS = (4, 8), (32, 64, 128)
+_PLAIN = 16
+"""The bits of weights without scales."""
 _CHUNK = 64
 """The number of features that a warp multiplies with one scale, at most a group's."""
 _SLICE_BITS = 512
@@ -32,24 +35,33 @@ _FORMATS = {mx.bfloat16: (0x4300, 0x3F80, 0x4180), mx.float16: (0x6400, 0x3C00, 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A layer's weights in MLX's affine quantization, of (outputs, features)."""
+    """A layer's weights, (outputs, features). With scales, they are in MLX's affine
+    quantization."""
 
     weight: mx.array
-    scales: mx.array
-    biases: mx.array
-    bits: int
-    group: int
+    scales: mx.array | None = None
+    biases: mx.array | None = None
+    bits: int = _PLAIN
+    group: int = 0
 
     @property
     def dtype(self) -> mx.Dtype:
         """The type of the products' numbers."""
-        return self.scales.dtype
+        return (self.weight if self.scales is None else self.scales).dtype
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The arrays that the kernel reads."""
+        return [one for one in (self.weight, self.scales, self.biases) if one is not None]
 
 
 def can_multiply(weights: Weights) -> bool:
     """Return whether the kernel knows the format of `weights` and this GPU's instructions."""
-    known = weights.dtype in _FORMATS and weights.bits in _BITS and weights.group in _GROUPS
-    return known and capability() >= _NEEDED
+    if weights.scales is None:
+        known = weights.weight.shape[1] % CHUNK == 0
+    else:
+        known = weights.bits in _BITS and weights.group in _GROUPS
+    return known and weights.dtype in _FORMATS and capability() >= _NEEDED
 
 
 class Product:
@@ -58,71 +70,98 @@ class Product:
     def __init__(self, weights: Weights) -> None:
         """Start compiling the kernel for all numbers of rows."""
         self._weights = weights
-        self._arrays = [weights.weight, weights.scales, weights.biases]
-        self._launches: dict[int, Callable[..., list[mx.array]]] = {}
-        for columns in _COLUMNS:
-            build(weights.dtype, weights.bits, weights.group, columns)
+        self._arrays = weights.arrays
+        self._launches: dict[tuple[int, int], Callable[..., list[mx.array]]] = {}
+        self.most = MOST_ROWS
+        self._build(adds=False)
+
+    @property
+    def is_plain(self) -> bool:
+        """True for weights without scales."""
+        return self._weights.scales is None
+
+    def will_add(self) -> None:
+        """Start compiling the kernel that adds the product to other rows."""
+        self._build(adds=True)
 
     def accepts(self, x: mx.array) -> bool:
-        """Return whether `x` has the shape, (rows, 1, features), and the type of the kernel."""
+        """Return whether `x` has the shape, (rows, 1, features), and the type of the kernel, and at
+        most `most` rows."""
         one_token = x.shape[1:-1] == (1,)
-        return one_token and x.shape[0] <= MOST_ROWS and x.dtype == self._weights.dtype
+        return one_token and x.shape[0] <= self.most and x.dtype == self._weights.dtype
 
-    def __call__(self, x: mx.array) -> mx.array:
-        """Return `x`, (rows, 1, features), times the transposed weights: (rows, 1, outputs)."""
-        n_rows = x.shape[0]
-        launch = self._launches.get(n_rows)
+    def __call__(self, x: mx.array, *h: mx.array) -> mx.array:
+        """Return `x`, (rows, 1, features), times the transposed weights: (rows, 1, outputs). Add
+        rows `h` to it, if given."""
+        key = x.shape[0], len(h)
+        launch = self._launches.get(key)
         if launch is None:
-            launch = self._launches[n_rows] = self._bind(x)
-        return launch(inputs=[x, *self._arrays])[0]
+            launch = self._launches[key] = self._bind(x, *h)
+        return launch(inputs=[x, *self._arrays, *h])[0]
 
-    def _bind(self, x: mx.array) -> Callable[..., list[mx.array]]:
+    def _bind(self, x: mx.array, *h: mx.array) -> Callable[..., list[mx.array]]:
         weights, n_rows = self._weights, x.shape[0]
         n_outputs = weights.weight.shape[0]
         columns = next(n for n in _COLUMNS if 8 * n >= n_rows)
-        n_groups = -(-n_outputs // (16 * _tiles(columns)))
-        return build(weights.dtype, weights.bits, weights.group, columns).bind(
-            [x, *self._arrays],
+        n_groups = -(-n_outputs // (16 * _tiles(weights.bits, columns)))
+        return build(weights.dtype, weights.bits, weights.group, columns, adds=bool(h)).bind(
+            [x, *self._arrays, *h],
             grid=(n_groups * 32 * _WARPS, 1, 1),
             threadgroup=(32 * _WARPS, 1, 1),
             output_shapes=[(n_rows, 1, n_outputs)],
             output_dtypes=[x.dtype],
         )
 
+    def _build(self, *, adds: bool) -> None:
+        for columns in _COLUMNS:
+            weights = self._weights
+            build(weights.dtype, weights.bits, weights.group, columns, adds=adds)
+
 
 @functools.cache
-def build(dtype: mx.Dtype, bits: int, group: int, columns: int) -> CudaKernel:
+def build(dtype: mx.Dtype, bits: int, group: int, columns: int, *, adds: bool) -> CudaKernel:
     """Start compiling the kernel for up to 8 * `columns` rows at once."""
     number = C_TYPES[dtype]
+    plain = bits == _PLAIN
+    inputs = [
+        Parameter("x", number, n_strides=1, has_size=True),
+        Parameter("weight", number if plain else "unsigned", has_size=True),
+    ]
+    inputs += [] if plain else [Parameter("scales", number), Parameter("biases", number)]
+    inputs += [Parameter("added", number)] if adds else []
+    head, body = (PLAIN_HEAD, PLAIN_BODY) if plain else (HEAD, BODY)
+    # A multiprocessor's registers should hold this number of thread groups.
+    most_groups = (1 if columns == _COLUMNS[-1] else 2) + plain
     return CudaKernel(
-        f"semantic_rows_{number}_{bits}_{group}_{columns}",
-        [
-            Parameter("x", number, n_strides=1, has_size=True),
-            Parameter("weight", "unsigned", has_size=True),
-            Parameter("scales", number),
-            Parameter("biases", number),
-        ],
+        f"semantic_rows_{number}_{bits}_{group}_{columns}{'_added' * adds}",
+        inputs,
         [Parameter("y", number)],
-        _constants(dtype, bits, group, columns) + MATRICES + HEAD,
-        BODY,
-        bounds=(32 * _WARPS, 1 if columns == _COLUMNS[-1] else 2),
+        _constants(dtype, bits, group, columns, adds=adds) + MATRICES + head,
+        body,
+        bounds=(32 * _WARPS, most_groups),
     )
 
 
-def _tiles(columns: int) -> int:
+def _tiles(bits: int, columns: int) -> int:
     """Return how many tiles of 16 outputs a thread group computes."""
-    return 1 if columns == 1 else 2
+    return 1 if columns == 1 or bits == _PLAIN else 2
 
 
-def _constants(dtype: mx.Dtype, bits: int, group: int, columns: int) -> str:
+def _constants(dtype: mx.Dtype, bits: int, group: int, columns: int, *, adds: bool) -> str:
     magic, one, sixteen = _FORMATS[dtype]
-    chunk = min(group, _CHUNK)
-    sizes = {
-        "BITS": bits, "GROUP": group, "CHUNK": chunk, "SLICE": max(1, _SLICE_BITS // bits // chunk),
-        "WARPS": _WARPS, "TILES": _tiles(columns), "COLUMNS": columns,
-        "MAGIC": f"{magic * 0x10001:#x}u", "ONE": f"{one * 0x10001:#x}u",
-        "SIXTEEN": f"{sixteen * 0x10001:#x}u", "HALF": int(dtype == mx.float16),
+    sizes: dict[str, int | str] = {
+        "HALF": int(dtype == mx.float16), "WARPS": _WARPS, "COLUMNS": columns, "ADDS": int(adds),
     }  # fmt: skip
+    if bits == _PLAIN:
+        sizes |= {"SLICE": SLICE}
+    else:
+        chunk = min(group, _CHUNK)
+        sizes |= {
+            "BITS": bits, "GROUP": group, "CHUNK": chunk,
+            "SLICE": max(1, _SLICE_BITS // bits // chunk), "TILES": _tiles(bits, columns),
+            "MAGIC": f"{magic * 0x10001:#x}u", "ONE": f"{one * 0x10001:#x}u",
+            "SIXTEEN": f"{sixteen * 0x10001:#x}u",
+        }  # fmt: skip
     lines = "".join(f"#define {key} {value}\n" for key, value in sizes.items())
     return f"{NUMBERS}typedef {C_TYPES[dtype]} T;\n{lines}"
 
@@ -294,8 +333,13 @@ BODY = """
 #pragma unroll
       for (int one = 0; one < WARPS; ++one) sum += space[one][row][output];
       const int to = 8 * m + row;
-      if (to < rows && first + output < outputs)
-        y[(size_t)to * outputs + first + output] = T(sum);
+      if (to < rows && first + output < outputs) {
+        const size_t here = (size_t)to * outputs + first + output;
+#if ADDS
+        sum += (float)added[here];
+#endif
+        y[here] = T(sum);
+      }
     }
   }
 """

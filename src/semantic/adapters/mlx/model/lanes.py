@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import cast
 
 import mlx.core as mx
@@ -37,7 +37,15 @@ from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import RowSize, exact, row_size
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.model.joined import computing
-from semantic.adapters.mlx.model.row_layers import add_to, adds, compute_only, divide, parts_of
+from semantic.adapters.mlx.model.row_layers import (
+    add_to,
+    adds,
+    compute_only,
+    divide,
+    limits_rows,
+    parts_of,
+    use_rows_up_to,
+)
 from semantic.domain.identity import digest
 from semantic.domain.value_objects import BLOCK_TOKENS, ExactBatch, Lane, SequenceId
 from semantic.ports.generation import Slices, at_once
@@ -70,6 +78,12 @@ _COMPARED_PART = 64
 _TIMES = 2
 _TIMED_STEPS, _STEPS_AT_ONCE = 32, 8
 """Rounds, steps per round, and steps per measurement, as each step waits for an earlier one."""
+
+_MOST_OUTSIDE = 16
+"""Outside a lane, steps of more rows multiply plain weights with MLX's kernels, which take less
+time."""
+_MOST_PLAIN = 0.1
+"""With "auto", the maximum part of these weights in a lane of more rows."""
 
 _TOKEN = 1
 """A token of any vocabulary."""
@@ -115,7 +129,9 @@ class _Notes:
 
     def __init__(self, model: Module, probe: _Probe) -> None:
         names = Counter(_name_of(one) for one in computing(model) if _inputs_of(one, model))
-        versions = [version(one) for one in ("mlx", "mlx-lm", DISTRIBUTION)]
+        versions = [version("mlx"), version("mlx-lm")]
+        with suppress(PackageNotFoundError):  # a source tree
+            versions.append(version(DISTRIBUTION))
         what = [*versions, read_device().chip, blas_kernel(), probe.key, sorted(names.items())]
         self._size = probe.size
         self._path = note(f"lane-{digest('lane-v1', json.dumps(what).encode()).hex()[:32]}.json")
@@ -177,6 +193,13 @@ def _without_probe(form: CacheForm, mode: ExactBatch) -> _Choice | None:
     return None
 
 
+def plain_part(model: Module) -> float:
+    """Return the part of a step's weights that our kernel multiplies and that have 16 bits."""
+    sizes = [(one, _n_bytes(one)) for one in computing(model) if _inputs_of(one, model)]
+    plain = sum(n_bytes for one, n_bytes in sizes if limits_rows(one))
+    return plain / max(1, sum(n_bytes for _, n_bytes in sizes))
+
+
 class _Probe:
     def __init__(self, form: CacheForm, mode: ExactBatch) -> None:
         self._form = form
@@ -185,19 +208,22 @@ class _Probe:
         self._pages = layers if isinstance(layers, PagedLayers) else None
         self.key = mode, self._pages is None
         self.size: RowSize = exact if self._pages is None else self._pages.costs.size
+        few = mode == "auto" and plain_part(form.model) > _MOST_PLAIN
+        self._most = _MOST_OUTSIDE if few else MOST_ROWS
 
     def choosing(self) -> Slices[_Choice]:
         """Choose by computing layers, and then steps. Yields after each pass."""
-        kinds = yield from _probing(self._form.model, sizes_of(self.size))
+        kinds = yield from _probing(self._form.model, sizes_of(self.size, self._most))
         fewest = 1
         if self._pages is not None:
             fewest = _fewest(kinds, self.size)
         step = _at_least(fewest, self.size)
         best = {kind.layer: kind.best(step)[1] for kind in kinds}
-        parts = {name: one for name, one in best.items() if not set(sizes_of(step)) <= set(one)}
+        sizes = sizes_of(step, self._most)
+        parts = {name: one for name, one in best.items() if not set(sizes) <= set(one)}
         choice = _Choice(Lane(fewest), parts)
         self.apply(choice)
-        most = yield from self._comparing(sizes_of(step))
+        most = yield from self._comparing(sizes)
         if most < max(2, fewest):
             return _Choice(Lane(problem="steps round differently with each number of rows"))
         if self._mode == "auto" and (fewest > 1 or parts):
@@ -205,18 +231,19 @@ class _Probe:
             if cost > MOST_COST:
                 words = f"a step of one request would take {cost:.2f} times as long"
                 return _Choice(Lane(problem=words))
-        return replace(choice, lane=Lane(fewest, most))
+        return replace(choice, lane=Lane(fewest, most, splits=self._mode == "on"))
 
     def apply(self, choice: _Choice) -> None:
         """Make steps and layers keep to the lane of `choice`."""
         if self._pages is not None:
             self._pages.pad_batches(_at_least(choice.lane.fewest, self.size))
         for layer in computing(self._form.model):
+            use_rows_up_to(layer, _MOST_OUTSIDE if choice.lane.problem else self._most)
             sizes: tuple[int, ...] = ()
             if choice.parts and _inputs_of(layer, self._form.model) is not None:
                 sizes = tuple(choice.parts.get(_name_of(layer), ()))
-            if sizes != parts_of(layer):
-                compute_only(layer, sizes)
+            if sizes or parts_of(layer):
+                compute_only(layer, sizes, self._most)
 
     def _costing(self, choice: _Choice) -> Slices[float]:
         """Return a step's time in the lane relative to its time outside, for one sequence."""
@@ -308,8 +335,7 @@ def _probing(model: Module, sizes: Sequence[int]) -> Slices[list[RowClasses]]:
         kinds[name] = None
         with suppress(*_UNKNOWN):
             classes = _classes(layer, partial(make, dtype), sizes)
-            n_bytes = cast(mx.array, _weights_of(layer)["weight"]).nbytes
-            kinds[name] = RowClasses(name, n_bytes, classes)
+            kinds[name] = RowClasses(name, _n_bytes(layer), classes)
         yield None
     return [one for one in kinds.values() if one is not None]
 
@@ -332,6 +358,7 @@ def _whole(layer: Module) -> Iterator[None]:
     """Let `layer` compute steps of any number of rows in the `with` block."""
     parts = parts_of(layer)
     compute_only(layer, ())
+    use_rows_up_to(layer, MOST_ROWS)
     try:
         yield
     finally:
@@ -423,6 +450,10 @@ def _weights_of(layer: Module) -> Module:
     if isinstance(layer, SwitchGLU):
         return cast(Module, layer.gate_proj)
     return cast(Module, layer.fc1) if isinstance(layer, SwitchMLP) else layer
+
+
+def _n_bytes(layer: Module) -> int:
+    return cast(mx.array, _weights_of(layer)["weight"]).nbytes
 
 
 def _dtype_of(modules: Sequence[Module]) -> mx.Dtype:

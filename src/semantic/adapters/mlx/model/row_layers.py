@@ -1,6 +1,6 @@
 """Layers of a decode step that give a row the same bits beside any number of rows.
 
-On CUDA, quantized layers multiply with our kernel. Other layers compute padding rows.
+On CUDA, linear layers multiply with our kernel. Other layers compute parts or padding rows.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from semantic.adapters.mlx.cuda.rows_product import MOST_ROWS, Product, Weights, can_multiply
 
 _PRODUCT = "_semantic_rows_product"
-_SIZES = "_semantic_row_sizes"
+_SIZES, _MOST = "_semantic_row_sizes", "_semantic_most_rows"
 _ADDS = "_semantic_adds"
 
 _MOST_PADDING = 2
@@ -26,7 +27,7 @@ _MOST_PADDING = 2
 
 
 def use_rows(layer: Module) -> None:
-    """Make a quantized layer multiply with our kernel, if the kernel knows its weights."""
+    """Make a linear layer multiply with our kernel, if the kernel knows its weights."""
     kind = _KINDS.get(type(layer))
     if kind is not None and (weights := _weights_of(layer)) is not None:
         layer.__class__ = kind
@@ -34,9 +35,29 @@ def use_rows(layer: Module) -> None:
 
 
 def let_add(layer: Module) -> None:
-    """Let `add_to` add in the product of `layer`, if `layer` is a `Linear` without a bias."""
-    if isinstance(layer, Linear) and "bias" not in layer:
-        vars(layer)[_ADDS] = True
+    """Let `add_to` add in the product of `layer`, if `layer` has no bias and is a `Linear`, or
+    multiplies with our kernel."""
+    product = _product_of(layer)
+    if "bias" in layer or not (product or isinstance(layer, Linear)):
+        return
+    vars(layer)[_ADDS] = True
+    if product is not None:
+        product.will_add()
+
+
+def limits_rows(layer: Module) -> bool:
+    """Return whether `use_rows_up_to` changes `layer`: whether our kernel multiplies its plain
+    weights."""
+    product = _product_of(layer)
+    return product is not None and product.is_plain
+
+
+def use_rows_up_to(layer: Module, most: int) -> None:
+    """Limit the rows for which our kernel multiplies plain weights: MLX's kernels are faster with
+    many rows."""
+    product = _product_of(layer)
+    if product is not None and product.is_plain:
+        product.most = most
 
 
 def adds(layer: Module) -> bool:
@@ -51,12 +72,12 @@ def add_to(h: mx.array, layer: Module, x: mx.array) -> mx.array:
     return cast(mx.array, _in_parts(layer, partial(_added, layer), h, x))
 
 
-def compute_only(layer: Module, sizes: Sequence[int]) -> None:
-    """Make `layer` compute steps only in the numbers of rows in `sizes`, ascending; in any number
-    if `sizes` is empty."""
+def compute_only(layer: Module, sizes: Sequence[int], most: int = MOST_ROWS) -> None:
+    """Make `layer` compute steps of at most `most` rows only in the numbers of rows in `sizes`,
+    ascending; in any number if `sizes` is empty."""
     if sizes and not isinstance(layer, _Parts):
         layer.__class__ = _in_parts_of(type(layer))
-    vars(layer)[_SIZES] = sizes
+    vars(layer).update({_SIZES: sizes, _MOST: most})
 
 
 def parts_of(layer: Module) -> Sequence[int]:
@@ -78,13 +99,13 @@ def divide(n_rows: int, sizes: Sequence[int]) -> list[int]:
     return parts
 
 
-_Rows = mx.array | tuple[mx.array, ...]
+_Found = mx.array | tuple[mx.array, ...]
 
 
 class _Parts(Module):
     """A layer that computes a step in parts. Must come before the layer's class among the bases."""
 
-    def __call__(self, x: mx.array, *more: mx.array) -> _Rows:
+    def __call__(self, x: mx.array, *more: mx.array) -> _Found:
         compute = cast("Callable[..., mx.array]", super().__call__)
         return _in_parts(self, compute, x, *more)
 
@@ -99,15 +120,20 @@ def _in_parts_of(kind: type[Module]) -> type[Module]:
 
 
 def _added(layer: Module, h: mx.array, x: mx.array) -> mx.array:
-    if h.shape[0] > 1:
+    product = _product_of(layer)
+    if product is not None and product.accepts(x):
+        return product(x, h)
+    if isinstance(layer, Linear) and h.shape[0] > 1:
         return mx.addmm(h, x, cast(mx.array, layer["weight"]).T)
     return h + cast("Callable[[mx.array], mx.array]", layer)(x)
 
 
-def _in_parts(layer: Module, compute: Callable[..., _Rows], *arrays: mx.array) -> _Rows:
+def _in_parts(layer: Module, compute: Callable[..., _Found], *arrays: mx.array) -> _Found:
     """Call `compute` with `arrays`, (rows, 1, ...), once for each of the layer's parts."""
     n_rows, sizes = arrays[0].shape[0], parts_of(layer)
-    if not sizes or n_rows in sizes or n_rows > MOST_ROWS or arrays[0].shape[1:-1] != (1,):
+    if not sizes or n_rows in sizes or arrays[0].shape[1:-1] != (1,):
+        return compute(*arrays)
+    if n_rows > cast(int, vars(layer)[_MOST]):
         return compute(*arrays)
     edges = list(itertools.accumulate(divide(n_rows, sizes)))
     if edges[-1] > n_rows:
@@ -125,42 +151,51 @@ def _together(parts: Sequence[mx.array], n_rows: int) -> mx.array:
     return (parts[0] if len(parts) == 1 else mx.concatenate(list(parts)))[:n_rows]
 
 
-class RowsLinear(QuantizedLinear):
-    """A quantized linear layer that multiplies the rows of a decode step with our kernel."""
+class _Rows(Module):
+    """A linear layer that multiplies the rows of a decode step with our kernel. Must come before
+    MLX's class among the bases."""
 
     def __call__(self, x: mx.array) -> mx.array:
         found = _multiplied(self, x)
         if found is not None:
             return found
-        return cast(mx.array, super().__call__(x))  # type: ignore[no-untyped-call]
+        return cast("Callable[[mx.array], mx.array]", super().__call__)(x)
 
 
-class RowsEmbedding(QuantizedEmbedding):
-    """A quantized embedding that is also the output layer, and multiplies as `RowsLinear` does."""
+class _RowsOut(Module):
+    """An embedding that is also the output layer, and multiplies as `_Rows` does."""
 
     def as_linear(self, x: mx.array) -> mx.array:
         found = _multiplied(self, x)
         if found is not None:
             return found
-        return cast(mx.array, super().as_linear(x))  # type: ignore[no-untyped-call]
+        return cast("Callable[[mx.array], mx.array]", super().as_linear)(x)  # type: ignore[misc]
+
+
+_KINDS: dict[type[Module], type[Module]] = {
+    Linear: type("RowsLinear", (_Rows, Linear), {}),
+    Embedding: type("RowsEmbedding", (_RowsOut, Embedding), {}),
+    QuantizedLinear: type("RowsQuantized", (_Rows, QuantizedLinear), {}),
+    QuantizedEmbedding: type("RowsQuantizedEmbedding", (_RowsOut, QuantizedEmbedding), {}),
+}
+
+
+def _product_of(layer: Module) -> Product | None:
+    return cast("Product | None", vars(layer).get(_PRODUCT))
 
 
 def _multiplied(layer: Module, x: mx.array) -> mx.array | None:
-    product = cast(Product, vars(layer)[_PRODUCT])
-    if not product.accepts(x):
+    product = _product_of(layer)
+    if product is None or not product.accepts(x):
         return None
     return product(x) + cast(mx.array, layer["bias"]) if "bias" in layer else product(x)
 
 
 def _weights_of(layer: Module) -> Weights | None:
-    if layer.mode != "affine":
-        return None
-    weight, scales, biases = (cast(mx.array, layer[one]) for one in ("weight", "scales", "biases"))
-    weights = Weights(weight, scales, biases, layer.bits, layer.group_size)
+    weights = Weights(cast(mx.array, layer["weight"]))
+    if "scales" in layer:
+        if layer.mode != "affine":
+            return None
+        scales, biases = (cast(mx.array, layer[one]) for one in ("scales", "biases"))
+        weights = Weights(weights.weight, scales, biases, layer.bits, layer.group_size)
     return weights if can_multiply(weights) else None
-
-
-_KINDS: dict[type[Module], type[Module]] = {
-    QuantizedLinear: RowsLinear,
-    QuantizedEmbedding: RowsEmbedding,
-}
