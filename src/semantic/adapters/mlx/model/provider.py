@@ -57,6 +57,7 @@ from semantic.adapters.mlx.model.fingerprint import (
 from semantic.adapters.mlx.model.joined import share
 from semantic.adapters.mlx.model.lanes import choosing_lane
 from semantic.adapters.mlx.model.short_steps import keep_long, shorten_here
+from semantic.adapters.mlx.prefill import first_chunks
 from semantic.adapters.mlx.ranks.leading import shard_backend
 from semantic.adapters.mlx.ranks.shard import Ranks, shard_model, shared_name
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
@@ -325,7 +326,9 @@ def wrapping(
         return shard_backend(form, model_id, size, grammars, ranks)
     lane = yield from choosing_lane(form, exact_batch)
     padding = pads(model) if can_pad(spec, form.layers) and lane.problem else None
-    return MLXBackend(form, model_id, size, grammars, padding, lane=lane)
+    backend = MLXBackend(form, model_id, size, grammars, padding, lane=lane)
+    yield from first_chunks(model, form.layers, backend.best_chunk)
+    return backend
 
 
 wrap_model = done_at_once(wrapping)
