@@ -20,7 +20,8 @@ def test_each_part_gets_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     parts = result["summary"]["tiny"]
     assert [line["mode"] for line in parts["lanes"]] == ["auto", "off", "on"]
     inside = [line for line in parts["answers"] if line["mode"] == "on"]
-    assert [line["same_bits"] for line in inside] == [4, 4]
+    assert [line["same_bits"] for line in inside[:2]] == [4, 4]
+    assert inside[2]["case"] == gpu_lanes.TAIL
     assert len(parts["steps"]) == 8
 
 
@@ -32,6 +33,11 @@ def test_other_bits_miss_the_criterion() -> None:
     for mode, same, passed in (("on", 3, False), ("on", 4, True), ("off", 3, True)):
         one = line("answers", mode, case="beside 1", answers=4, same_bits=same)
         assert gpu_lanes.judge([one]).passed is passed
+
+
+def test_a_prefilled_tail_misses_nothing() -> None:
+    one = line("answers", "on", case=gpu_lanes.TAIL, answers=4, same_bits=0)
+    assert gpu_lanes.judge([one]).passed
 
 
 def test_a_step_that_costs_too_much_misses_the_criterion() -> None:

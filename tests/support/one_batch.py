@@ -23,17 +23,20 @@ def said_by(
     *,
     top: int,
     preempted_after: Collection[int] = (),
+    cuts: Sequence[int] = (),
 ) -> list[list[SampledToken]]:
-    """Of each prompt `n_steps` tokens; all are preempted and resumed after so many steps."""
+    """Of each prompt `n_steps` tokens; all are preempted and resumed after so many steps. The first
+    pass over prompt i ends at `cuts[i]`."""
     sampling = SamplingParams(logprobs=top)
     capacity = whole_blocks(max(map(len, prompts)) + n_steps)
     histories = [list(prompt) for prompt in prompts]
     sequences: list[SequenceId] = []
-    for prompt in prompts:
+    for prompt, cut in zip(prompts, cuts or [0] * len(prompts), strict=True):
         sequence = backend.open(capacity)
         before = prompt[:-1]
-        for at in range(0, len(before), backend.best_chunk):
-            backend.prefill(sequence, before[at : at + backend.best_chunk])
+        for part in (before[:cut], before[cut:]):
+            for at in range(0, len(part), backend.best_chunk):
+                backend.prefill(sequence, part[at : at + backend.best_chunk])
         backend.start(sequence, prompt[-1], before, sampling, 0)
         sequences.append(sequence)
     said: list[list[SampledToken]] = [[] for _ in prompts]
