@@ -25,12 +25,20 @@ if TYPE_CHECKING:
     from semantic.application.engine.step_loop import StepLoop
     from semantic.domain.services import BlockPool
     from semantic.domain.value_objects import ExactBatch, ModelCacheSpec
-    from semantic.ports.generation import BatchBackend, ModelProviderPort, Slices, Tokenizer
+    from semantic.ports.generation import (
+        BatchBackend,
+        DraftSource,
+        ModelProviderPort,
+        Slices,
+        Tokenizer,
+    )
     from semantic.ports.store import BlockObserver, StorePort
 
 logger = logging.getLogger("semantic.server")
 
 _GIB = 1 << 30
+_DRAFTS_BYTES = 128 << 20
+"""The limit on the memory of the histories from which a model's drafts come: 8 M tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +190,18 @@ def _new_app(
         model_name=settings.label,
     )
     engine.report_steps(new_step_observer(store))
+    drafts = _open_drafts(settings, model)
+    if drafts is not None:
+        engine.draft_from(drafts)
     return App(engine, model, tokenizer, pool, pool.spec, store, settings)
+
+
+def _open_drafts(settings: Settings, model: BatchBackend) -> DraftSource | None:
+    if settings.drafts == "off" or model.drafts_problem:
+        return None
+    from semantic.adapters.stores.histories import Histories
+
+    return Histories(_DRAFTS_BYTES)
 
 
 def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:

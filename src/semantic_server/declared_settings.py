@@ -15,6 +15,7 @@ from semantic.composition.engine_settings import (
     DEFAULT_MODEL,
     DISK_GB,
     DISK_RATED_TBW,
+    DRAFTS,
     ENGINE,
     EXACT_BATCH,
     FLEET_SECRET_FILE,
@@ -32,7 +33,7 @@ from semantic.composition.engine_settings import (
     TOP_P_HELP,
     Flag,
 )
-from semantic.domain.value_objects import ExactBatch
+from semantic.domain.value_objects import Drafts, ExactBatch
 
 Texts = tuple[str, ...]
 Paths = tuple[Path, ...]
@@ -157,6 +158,7 @@ class DeclaredSettings:
         Count, Flag(ENGINE, "Maximum requests in the queue; more get a 503.")
     ] = 256
     exact_batch: Annotated[ExactBatch, EXACT_BATCH] = "auto"
+    drafts: Annotated[Drafts, DRAFTS] = "auto"
     pool_gb: Annotated[Gib | None, POOL_GB] = None
     pool_blocks: Annotated[Count | None, POOL_BLOCKS] = None
     store: Annotated[Path | None, STORE_FOLDER] = None

@@ -49,7 +49,7 @@ from tests.support.unusual_models import unusual_model
 NAMES = [
     "semantic", "python", "platform", "mlx", "mlx-lm", "kernels", "device", "memory", "blas",
     "identity", "store", "embedded model", "model", "calls", "ragged caches", "caches",
-    "exact batch", "pool", "fits",
+    "exact batch", "drafts", "pool", "fits",
 ]  # fmt: skip
 GIB = 1 << 30
 
@@ -137,12 +137,12 @@ def test_of_several_models_it_says_what_fits_for_each_and_together(tmp_path: Pat
         return list(doctor.check_models(doctor._served(options, adapters)))
 
     findings = found(f"other+sql={adapter}")
-    assert [one.name for one in findings] == [*NAMES[-7:], *NAMES[-7:], "adapter", "together"]
+    assert [one.name for one in findings] == [*NAMES[-8:], *NAMES[-8:], "adapter", "together"]
     assert {one.verdict for one in findings} == {"ok"}
     assert "other+sql, LoRA" in findings[-2].detail
     assert findings[-1].detail.startswith("all 3 models at once: ")
     wrong = found(f"{DEFAULT_MODEL}+sql={adapter}")
-    assert [one.verdict for one in wrong] == [*["ok"] * 7, "failed", *["ok"] * 7, "failed"]
+    assert [one.verdict for one in wrong] == [*["ok"] * 8, "failed", *["ok"] * 8, "failed"]
     with pytest.raises(InvalidRequestError, match="must be one of"):
         found(f"sql={adapter}")
 
@@ -359,6 +359,13 @@ def test_it_says_whether_a_batch_is_exact() -> None:
     assert loose.detail.endswith("in all steps of at most 16 rows")
     found = doctor.check_lane(Lane(problem="--exact-batch is off"))
     assert (found.verdict, found.detail) == ("ok", "no: --exact-batch is off")
+
+
+def test_it_says_whether_steps_check_drafts() -> None:
+    settings = Settings()
+    assert doctor.check_drafts("", settings).detail.startswith("yes: ")
+    assert doctor.check_drafts("no pages", settings).detail == "no: no pages"
+    assert doctor.check_drafts("", replace(settings, drafts="off")).detail == "no: --drafts is off"
 
 
 def test_rows_of_each_kind_of_layer() -> None:

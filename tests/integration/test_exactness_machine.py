@@ -22,6 +22,8 @@ from hypothesis.stateful import (
 )
 
 from semantic import CompletedGeneration
+from semantic.adapters.mlx.batch.draft_costs import StepSeconds
+from tests.support.drafted import DRAFTED
 from tests.support.in_pages import IN_PAGES, SUFFIX
 from tests.support.lanes import THOROUGH, examples
 from tests.support.reference import is_answer
@@ -45,6 +47,7 @@ class Machine(RuleBasedStateMachine):
     """Agents that submit, continue, repeat, edit, fork, cancel and forget at random times."""
 
     architecture: ClassVar[str] = "llama"
+    n_accepted: ClassVar[int] = 0
 
     @initialize(columns=st.sampled_from([6, 8, 40]), chunk=st.sampled_from([7, 64, 300, 5000]))
     def build(self, columns: int, chunk: int) -> None:
@@ -128,7 +131,7 @@ class Machine(RuleBasedStateMachine):
 
     def _check(self, done: Done) -> None:
         prompt, n = self.waiting.pop(done.uid)
-        architecture = self.architecture.removesuffix(SUFFIX)
+        architecture = self.architecture.removesuffix(DRAFTED).removesuffix(SUFFIX)
         if done.uid in self.cancelled:
             assert done.finish_reason == "cancelled"
             n = len(done.tokens)
@@ -145,6 +148,7 @@ class Machine(RuleBasedStateMachine):
             self._check(done)
             self.rig.check()
         assert not self.waiting
+        type(self).n_accepted += sum(one.n_accepted for one in self.rig.drafts.oracles)
         self.rig.forget_all()
         assert self.rig.pool.used_blocks == 0
         assert cache_bytes(self.rig.backend) == 0
@@ -153,14 +157,25 @@ class Machine(RuleBasedStateMachine):
 # The caches differ between full attention and windows, with and without sinks; the other
 # architectures share those of llama and differ in what is around them.
 _EXAMPLES = {"llama": 3, "gemma3": 2, "gpt_oss": 1} | dict.fromkeys(IN_PAGES, 1)
+_DRAFTED = ("llama", "gemma3", "deepseek_v3", "moe") if THOROUGH else ("llama",)
+_EXAMPLES |= dict.fromkeys((kind + DRAFTED for kind in _DRAFTED), 2)
 
 
 # Without a kernel pages are read slowly; `test_paged_batch.py` has a smaller machine for every run.
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *(IN_PAGES if THOROUGH else ())])
-def test_every_answer_is_that_of_mlx_lm_alone(architecture: str) -> None:
-    machine = type(f"Machine_{architecture}", (Machine,), {"architecture": architecture})
+@pytest.mark.parametrize(
+    "architecture",
+    [*ARCHITECTURES, *(IN_PAGES if THOROUGH else ()), *(kind + DRAFTED for kind in _DRAFTED)],
+)
+def test_every_answer_is_that_of_mlx_lm_alone(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepSeconds, "of", lambda *_, **__: 1.0)  # drafts always pay
+    machine: type[Machine] = type(
+        f"Machine_{architecture}", (Machine,), {"architecture": architecture}
+    )
     usual = _EXAMPLES.get(architecture, 1)
     n_examples = examples(usual, thorough=15 * usual)
     run_state_machine_as_test(
         machine, settings=settings(max_examples=n_examples, stateful_step_count=25)
     )
+    assert (machine.n_accepted > 0) == architecture.endswith(DRAFTED)

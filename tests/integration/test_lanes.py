@@ -16,7 +16,7 @@ from mlx.nn.layers.linear import Linear
 from semantic import BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx import kernel_files
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.batch.decode_batch import BatchRows
+from semantic.adapters.mlx.batch.batch_rows import BatchRows
 from semantic.adapters.mlx.kernel_files import KernelFolder
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
 from semantic.adapters.mlx.kv_cache.forms import LayerCache

@@ -31,7 +31,7 @@ from semantic.domain.value_objects import (
     TokenLogprob,
     whole_blocks,
 )
-from semantic.ports.generation import BodyTarget
+from semantic.ports.generation import BodyTarget, Drafter
 from tests.support.bodies import Segments
 from tests.support.fake_clock import FakeClock
 
@@ -509,6 +509,11 @@ class FakeBackend:
     def check_grammar(self, grammar: Grammar) -> None:
         raise InvalidRequestError(f"grammar: tokens here have no text to be {grammar.kind}")
 
+    @property
+    def drafts_problem(self) -> str:
+        """A reason, always."""
+        return "a fake has no drafts"
+
     def start(
         self,
         sequence: SequenceId,
@@ -516,6 +521,7 @@ class FakeBackend:
         history: Sequence[int],
         params: SamplingParams,
         drawn: int,
+        drafter: Drafter | None = None,  # noqa: ARG002  allowed by the port
     ) -> None:
         state = self._resting(sequence)
         _require(state.knows(history), "history differs from what was computed")

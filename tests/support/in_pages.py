@@ -7,6 +7,7 @@ from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
+from tests.support.drafted import DRAFTED, drafted_backend
 from tests.support.lanes import THOROUGH
 from tests.support.padded import PADDED, padded_backend
 from tests.support.probed import probed_once
@@ -23,6 +24,8 @@ def tiny_backend(
     name: str, model_id: str | None = None, texts: MLXTokenizer | None = None
 ) -> MLXBackend:
     """The tiny model with that name, in pages or padded if the name says so."""
+    if name.endswith(DRAFTED):
+        return drafted_backend(name, model_id, texts)
     if name.endswith(PADDED):
         return padded_backend(name, model_id, texts)
     model = tiny_model(name.removesuffix(SUFFIX))

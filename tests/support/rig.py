@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 from semantic import AgentBlocks, BlockPool, BlockPoolBatchEngine, CompletedGeneration
 from semantic.adapters.mlx.backend import MLXBackend
@@ -17,14 +18,25 @@ from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
 from semantic.ports.generation import Tokenizer
 from semantic.ports.store import StorePort
 from tests.support.char_tokenizer import CharTokenizer
+from tests.support.drafted import DRAFTED, OracleSource
 from tests.support.in_pages import tiny_backend
+from tests.support.reference import generate
+from tests.support.tiny_models import tiny_model
 
 Done = CompletedGeneration
+
+_LONGEST_DRAFT = 24
+"""The tokens that a draft may have."""
 
 
 def cache_bytes(backend: MLXBackend) -> int:
     """Bytes of the arrays of all open sequences' caches."""
     return sum(cache.nbytes for caches in backend.sequences() for cache in caches)
+
+
+def following(architecture: str, tokens: Sequence[int]) -> Sequence[int]:
+    """What the model alone answers to `tokens`."""
+    return generate(tiny_model(architecture.removesuffix(DRAFTED)), list(tokens), _LONGEST_DRAFT)
 
 
 class Rig:
@@ -40,8 +52,10 @@ class Rig:
         max_batch: int = 32,
         prefix_store: StorePort | None = None,
         texts: MLXTokenizer | None = None,
+        answers: Callable[[Sequence[int]], Sequence[int]] | None = None,
     ) -> None:
-        """The pool holds `columns` blocks of every layer; `chunk` fixes the prefill chunk.
+        """The pool holds `columns` blocks of every layer; `chunk` fixes the prefill chunk. Drafts
+        are of `answers`, by default the model's own.
 
         With the tokenizer `texts`, answers can be constrained to grammars.
         """
@@ -63,6 +77,9 @@ class Rig:
             budget=budget,
             max_batch=max_batch,
         )
+        self.drafts = OracleSource(answers or functools.partial(following, architecture))
+        if architecture.endswith(DRAFTED):
+            self.engine.draft_from(self.drafts)
 
     @property
     def store(self) -> IdleCaches:

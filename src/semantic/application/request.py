@@ -237,6 +237,8 @@ class Request:
     error: str | None = None
     exact: bool = True
     """False after a step outside the model's lane."""
+    drafted: int = 0
+    accepted: int = 0
     blocks: list[list[KVBlock]] = field(default_factory=list)
     capacity: int = 0
     restore: Restore | None = None
@@ -410,6 +412,8 @@ class Request:
             stop_string=self.stop_string,
             prompt_logprobs=() if self.scoring else tuple(self.scores),
             exact=self.exact,
+            drafted=self.drafted,
+            accepted=self.accepted,
         )
 
     def end_text(self) -> str:

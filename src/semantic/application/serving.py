@@ -306,6 +306,8 @@ class Serving:
                     0 if chat is None else chat.n_attachments,
                     None if details is None else details.lane,
                     event.exact,
+                    event.drafted,
+                    event.accepted,
                 )
                 yield AnswerEnd(reason, usage, event.stop_string, event.error, event.match)
                 return

@@ -314,6 +314,7 @@ def check_model(settings: Settings, *, rows: bool = False) -> Iterator[Finding]:
     yield Finding("ragged caches", "ok", _ragged(model.ragged_layers))
     yield check_caches(model)
     yield check_lane(model.lane)
+    yield check_drafts(model.drafts_problem, settings)
     if rows:
         yield from check_rows(model)
     if spec.reusable_tokens is not None:
@@ -407,6 +408,14 @@ def check_lane(lane: Lane) -> Finding:
     padded = "" if lane.fewest == 1 else f" of at least {lane.fewest} rows"
     most = "" if lane.splits or lane.most is None else f" of at most {lane.most} rows"
     return Finding(name, "ok", f"yes: an answer has the same bits in all steps{padded}{most}")
+
+
+def check_drafts(problem: str, settings: Settings) -> Finding:
+    """Report whether steps check drafts of an answer."""
+    problem = problem or ("--drafts is off" if settings.drafts == "off" else "")
+    if problem:
+        return Finding("drafts", "ok", f"no: {problem}")
+    return Finding("drafts", "ok", "yes: a step makes several tokens of what agents wrote before")
 
 
 def check_rows(model: MLXBackend) -> Iterator[Finding]:

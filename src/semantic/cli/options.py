@@ -19,6 +19,7 @@ from semantic.composition.engine_settings import (
     DEFAULT_MODEL,
     DISK_GB,
     DISK_RATED_TBW,
+    DRAFTS,
     EXACT_BATCH,
     FLEET_SECRET_FILE,
     MIN_P_HELP,
@@ -39,7 +40,7 @@ from semantic.composition.engine_settings import (
 )
 from semantic.composition.named_models import model_name, model_of, parse_adapter
 from semantic.domain.errors import InvalidRequestError
-from semantic.domain.value_objects import ExactBatch, SamplingParams
+from semantic.domain.value_objects import Drafts, ExactBatch, SamplingParams
 
 _SAMPLING = "Sampling"
 
@@ -101,6 +102,7 @@ class CacheOptions:
     ram_gb: Annotated[float | None, option(RAM_GB)] = None
     share_across_chips: Annotated[bool, option(ANY_CHIP)] = False
     exact_batch: Annotated[ExactBatch, option(EXACT_BATCH)] = "auto"
+    drafts: Annotated[Drafts, option(DRAFTS)] = "auto"
     fleet_secret_file: FleetSecretFile = None
     remote_store: RemoteStore = None
 
@@ -119,6 +121,7 @@ class CacheOptions:
             memory_bytes=gib("--ram-gb", self.ram_gb),
             any_chip=self.share_across_chips,
             exact_batch=self.exact_batch,
+            drafts=self.drafts,
             fleet_secret=self.fleet_secret_file,
             remote=self.remote_store,
         )

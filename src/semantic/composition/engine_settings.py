@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from semantic.domain.value_objects import ExactBatch
+from semantic.domain.value_objects import Drafts, ExactBatch
 from semantic.ports.ranks import PlacementPort
 
 DEFAULT_MODEL = "semantic-tiny"
@@ -55,6 +55,7 @@ class Settings:
     process_bytes: int | None = None
     """The limit on the memory of the process, in bytes."""
     exact_batch: ExactBatch = "auto"
+    drafts: Drafts = "auto"
     any_chip: bool = False
     """True to share blocks with other kinds of chips."""
     fleet_secret: Path | None = None
@@ -138,6 +139,11 @@ EXACT_BATCH: Final = Flag(
     ENGINE,
     "Give an answer the same bits alone and in any batch: on, off, or auto, if that makes a "
     "step of one request at most 1.05 times as long. Default: auto.",
+)
+DRAFTS: Final = Flag(
+    ENGINE,
+    "Draft tokens from earlier turns, so that a step may make several tokens of an answer: auto or "
+    "off. Default: auto.",
 )
 STORE_FOLDER: Final = Flag(
     STORE,

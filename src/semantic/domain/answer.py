@@ -86,6 +86,8 @@ class Usage:
     noted: int = 0  # attachments that the prompt only mentions
     lane: Lane | None = None
     exact: bool = True  # all steps were in the lane
+    drafted: int = 0  # tokens that steps checked in advance
+    accepted: int = 0  # of these, tokens of the answer
 
     @property
     def written(self) -> int:

@@ -97,6 +97,7 @@ class Hints:
     done: bool = False  # this answer is the agent's last
     back_in: float | None = None  # seconds until the agent's next request
     priority: int = 0  # a tenant's requests with a higher priority run first
+    drafts: bool = True  # steps may check drafts of the answer
 
     def __post_init__(self) -> None:
         if abs(self.priority) > MOST_PRIORITY:

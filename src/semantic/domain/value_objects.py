@@ -91,6 +91,7 @@ class LayerSpec:
 
 
 ExactBatch = Literal["auto", "on", "off"]
+Drafts = Literal["auto", "off"]
 """How decode steps use a `Lane`: always, never, or if that costs little time."""
 
 
@@ -106,6 +107,15 @@ class Lane:
     """More rows are several steps. If False, they are one step outside the lane."""
     problem: str = ""
     """The reason why a row's bits depend on the number of rows, or ""."""
+
+    @property
+    def most_per_step(self) -> int | None:
+        """The most rows of one step; None for any number."""
+        return self.most if self.splits else None
+
+    def holds(self, n_rows: int) -> bool:
+        """Return whether `n_rows` rows decode inside the lane."""
+        return self.most is None or self.splits or n_rows <= self.most
 
 
 @runtime_checkable
@@ -391,6 +401,8 @@ class CompletedGeneration:
     stop_string: str | None = None  # the one that ended the answer
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # the first is None
     exact: bool = True  # all steps were in the model's lane
+    drafted: int = 0  # tokens that steps checked in advance
+    accepted: int = 0  # of these, tokens of the answer
 
     @property
     def generated_tokens(self) -> int:

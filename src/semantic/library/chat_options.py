@@ -25,7 +25,7 @@ class ChatOptions(TypedDict, total=False):
     sampling parameters at once. `max_tokens` limits the answer; by default it may fill the context.
     `schema` is a JSON schema for the answer. `thinking_tokens` limits reasoning; 0 allows none.
     Without `keep`, the agent does not change. `template_options` go to the chat template. `done`,
-    `back_in` (seconds) and `priority` are hints, see `Hints`.
+    `back_in` (seconds), `priority` and `drafts` are hints, see `Hints`.
     """
 
     max_tokens: int
@@ -46,6 +46,7 @@ class ChatOptions(TypedDict, total=False):
     done: bool
     back_in: float
     priority: int
+    drafts: bool
 
 
 _KNOWN: Final = tuple(ChatOptions.__annotations__)
@@ -123,7 +124,10 @@ def _hints(options: ChatOptions) -> Hints:
         raise InvalidRequestError(f"back_in must be a number of seconds, got {back_in!r:.80}")
     if not isinstance(priority, int | None) or isinstance(priority, bool):
         raise InvalidRequestError(f"priority must be an integer, got {priority!r:.80}")
-    return Hints(done or False, back_in, priority or 0)
+    drafts = options.get("drafts", True)
+    if not isinstance(drafts, bool):
+        raise InvalidRequestError(f"drafts must be True or False, got {drafts!r:.80}")
+    return Hints(done or False, back_in, priority or 0, drafts)
 
 
 def _sampling(options: ChatOptions, of_model: SamplingParams) -> SamplingParams:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import ParamSpec, Protocol, TypeVar
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
@@ -149,6 +149,45 @@ class BodyTarget(Protocol):
         Idempotent. Raises BackendError."""
 
 
+class Draft(NamedTuple):
+    """Tokens that may come next. Each one is right with probability `chance` if all before it
+    are."""
+
+    tokens: Sequence[int]
+    chance: float
+
+
+class Drafter(Protocol):
+    """Drafts a sequence's next tokens. Each call takes at most 0.1 ms, on the engine's thread."""
+
+    def propose(self, most: int) -> Draft:
+        """Return at most `most` tokens that may follow the tokens read so far."""
+
+    def read(self, tokens: Sequence[int], n_drafted: int, /) -> None:
+        """Take the sequence's next `tokens`. The step that sampled them checked `n_drafted` drafts,
+        and all `tokens` but the last were drafts."""
+
+
+class DraftSource(Protocol):
+    """A model's source of drafts. Any thread may make the calls, and all return at once."""
+
+    def drafter(self, tenant: str, tokens: Sequence[int]) -> Drafter:
+        """Return a drafter for a sequence with `tokens`. Uses nothing of other tenants."""
+
+    def add(self, tenant: str, tokens: Sequence[int]) -> None:
+        """Use `tokens` for later drafts of the tenant."""
+
+    def recall(self, saved: Callable[[str], Iterator[Sequence[int]]]) -> None:
+        """Begin each tenant's drafts with the tokens of its `saved` agents, newest first. A thread
+        of the source calls `saved`."""
+
+    def forget(self, tenant: str) -> None:
+        """Forget everything of a tenant, and begin with its saved agents again."""
+
+    def close(self) -> None:
+        """End all work. Make no other call afterwards."""
+
+
 class BatchBackend(Protocol):
     """A loaded model that runs many sequences, each with its own cache. One thread makes all calls.
     A failed call raises BackendError and does not change other sequences."""
@@ -226,6 +265,10 @@ class BatchBackend(Protocol):
         log-probability of each token but the first, with `n_top` alternatives. Raises
         NotFiniteError if a log-probability is not finite."""
 
+    @property
+    def drafts_problem(self) -> str:
+        """The reason why `start` ignores drafters, or ""."""
+
     def check_grammar(self, grammar: Grammar) -> None:
         """Raise InvalidRequestError for a `grammar` that token masks cannot represent.
         Thread-safe."""
@@ -237,10 +280,12 @@ class BatchBackend(Protocol):
         history: Sequence[int],
         params: SamplingParams,
         drawn: int,
+        drafter: Drafter | None = None,
     ) -> None:
         """Add a prefilled sequence to the decode batch. Its next input is `last_token`. `history`
         has the earlier tokens; `drawn` is the number of tokens sampled so far. `params.seed` is set
-        unless the request is greedy. `params.grammar` has passed `check_grammar`."""
+        unless the request is greedy. `params.grammar` has passed `check_grammar`. A backend may
+        ignore `drafter`; drafts do not change tokens."""
 
     def decode(self) -> list[SampledToken]:
         """Decode one new token per started sequence. A new sequence's first token may come one step

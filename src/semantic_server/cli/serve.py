@@ -334,6 +334,7 @@ def engine_settings(settings: ServerSettings) -> Settings:
         process_bytes=gib("memory_gb", settings.memory_gb),
         any_chip=settings.share_across_chips,
         exact_batch=settings.exact_batch,
+        drafts=settings.drafts,
         fleet_secret=settings.fleet_secret_file,
         remote=settings.remote_store,
         remote_bytes=gib("remote_gb", settings.remote_gb),

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import token_ids
 from semantic.adapters.mlx.batch.decode_batch import Agree, DecodeBatch, Emitted, NewSequence
+from semantic.adapters.mlx.batch.draft_costs import StepSeconds
 from semantic.adapters.mlx.batch.padded_batch import Pads, new_batch
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache import attention_hook
@@ -45,7 +46,7 @@ from semantic.domain.value_objects import (
     SequenceId,
     TokenLogprob,
 )
-from semantic.ports.generation import BodyTarget
+from semantic.ports.generation import BodyTarget, Draft, Drafter
 
 _NO_LANE = Lane(problem="--exact-batch is off")
 
@@ -57,6 +58,21 @@ class _Sequence(Prompt):
     params: SamplingParams = field(default_factory=SamplingParams)
     mask: GrammarMask | None = None
     staging: Staging[Memory] | None = None
+
+
+class _InRoom:
+    """Limits the drafts of a sequence to its memory, with room for the next step's token."""
+
+    def __init__(self, drafter: Drafter, state: _Sequence, n_tokens: int, most: int) -> None:
+        self._drafter, self._state, self._n_tokens, self._most = drafter, state, n_tokens, most
+
+    def propose(self, most: int) -> Draft:
+        most = min(most, self._most, self._state.capacity - self._n_tokens - 1)
+        return self._drafter.propose(most) if most > 0 else Draft((), 0.0)
+
+    def read(self, tokens: Sequence[int], n_drafted: int, /) -> None:
+        self._n_tokens += len(tokens)
+        self._drafter.read(tokens, n_drafted)
 
 
 class MLXBackend:
@@ -101,6 +117,7 @@ class MLXBackend:
         self.peak_bytes = 0
         self._lost_batch = False  # through a failure outside `decode`
         self._next_id = 0
+        self._seconds = StepSeconds()
         self._batch = self._new_batch()
         attention_hook.install(self.model)
 
@@ -201,6 +218,7 @@ class MLXBackend:
         history: Sequence[int],
         params: SamplingParams,
         drawn: int,
+        drafter: Drafter | None = None,
     ) -> None:
         state = self._resting(sequence)
         n_prompt = len(history) + 1 - drawn
@@ -216,9 +234,13 @@ class MLXBackend:
             processors.append(mask)  # after all others
         state.params, state.mask = params, mask
         logprobs = params.logprobs is not None
+        if drafter is not None:
+            n_most = 0 if self.drafts_problem else self._most_drafts()
+            drafter = _InRoom(drafter, state, len(history) + 1, n_most) if n_most else None
         self._starting[sequence] = NewSequence(
-            sequence, state.caches, last_token, list(history), sampler, processors, logprobs
-        )
+            sequence, state.caches, last_token, list(history), sampler, processors, logprobs,
+            drafter,
+        )  # fmt: skip
 
     def decode(self) -> list[SampledToken]:
         if self._lost_batch:
@@ -309,11 +331,25 @@ class MLXBackend:
         """Return the caches of each open sequence by layer, from the oldest sequence on."""
         return [state.caches for state in self._sequences.values()]
 
+    @property
+    def drafts_problem(self) -> str:
+        """The reason why `start` ignores drafters, or ""."""
+        layers: object = self._layers
+        if not isinstance(layers, PagedLayers):
+            return "the model's caches are not in pages"
+        if not layers.takes_rows:
+            return "a recurrent state cannot return to an earlier token"
+        return self.lane.problem or ("" if self._agree is None else "several devices compute")
+
     # Inside
+
+    def _most_drafts(self) -> int:
+        layers: object = self._layers
+        return layers.spare if isinstance(layers, PagedLayers) else 0
 
     def _new_batch(self) -> DecodeBatch:
         lane = None if self.lane.problem else self.lane
-        return new_batch(self.model, self._layers, self.pads, self._agree, lane)
+        return new_batch(self.model, self._layers, self.pads, self._agree, lane, self._seconds)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
@@ -327,6 +363,7 @@ class MLXBackend:
 
     @contextmanager
     def _measured(self) -> Iterator[None]:
+        self._seconds.pause()
         mx.reset_peak_memory()
         before = mx.get_active_memory()
         with self._computing():

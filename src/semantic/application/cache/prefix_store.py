@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from semantic.application.cache.agent_notes import match_report, parent_in
@@ -32,6 +32,8 @@ from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
 from semantic.ports.generation import BatchBackend, Clock
 from semantic.ports.store import StorePort
 
+_PAGE = 64
+"""The number of manifests per query."""
 _READ_PART = 16
 """The divisor of the memory limit, for the data that loads have read but not copied."""
 
@@ -100,6 +102,13 @@ class PrefixStore:
     def manifest(self, agent_id: str, tenant: str) -> Manifest | None:
         """Return the agent's newest manifest, or None."""
         return self._store.agents.manifest(self.scope(tenant), agent_id)
+
+    def texts_of(self, tenant: str) -> Iterator[Sequence[int]]:
+        """Yield the tokens of the tenant's saved agents, newest first. Any thread may call this."""
+        scope, after = self.scope(tenant), None
+        while found := self._store.agents.page(scope, _PAGE, after):
+            yield from (one.token_ids for one in found)
+            after = found[-1].place
 
     def share_salt(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
         """Give a fork the salt of its original, so that it finds imported blocks."""

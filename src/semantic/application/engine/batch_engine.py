@@ -33,7 +33,14 @@ from semantic.domain.value_objects import (
     SamplingParams,
     TokenEvent,
 )
-from semantic.ports.generation import BatchBackend, Clock, EngineEvent, StepObserver, Tokenizer
+from semantic.ports.generation import (
+    BatchBackend,
+    Clock,
+    DraftSource,
+    EngineEvent,
+    StepObserver,
+    Tokenizer,
+)
 from semantic.ports.store import StorePort
 
 _LOAD_WAIT = 0.02
@@ -90,6 +97,7 @@ class BlockPoolBatchEngine:
         self.pool = pool
         self._allocator = BlockAllocator(pool, spec, self._idle, model.model_id, self._prefixes)
         self._scheduler = Scheduler(self._allocator, budget, clock, max_batch)
+        self._drafts: DraftSource | None = None
         self._sequences = Sequences(model, self._allocator, self._prefixes)
         self._validator = RequestValidator(model, tokenizer)
         self._clock = clock
@@ -196,6 +204,12 @@ class BlockPoolBatchEngine:
         if self._prefixes is not None:
             self._prefixes.keep_within(guard.max_bytes)
 
+    def draft_from(self, drafts: DraftSource) -> None:
+        """Let steps check drafts from `drafts`. The engine closes them."""
+        self._drafts = self._sequences.drafts = drafts
+        if self._prefixes is not None:
+            drafts.recall(self._prefixes.texts_of)
+
     def report_steps(self, observer: StepObserver | None) -> None:
         self._scheduler.observer = observer
 
@@ -257,7 +271,10 @@ class BlockPoolBatchEngine:
 
     def forget(self, agent_id: str, *, tenant: str = "") -> bool:
         """Drop an agent's idle cache and its manifest. Returns False if it has neither."""
-        return self._agents.forget(agent_id, tenant)
+        found = self._agents.forget(agent_id, tenant)
+        if self._drafts is not None:
+            self._drafts.forget(tenant)
+        return found
 
     def fork(self, agent_id: str, new_agent_id: str, *, tenant: str = "") -> None:
         """Share the cached blocks of `agent_id` with a new agent. Raises InvalidRequestError if
@@ -280,6 +297,8 @@ class BlockPoolBatchEngine:
 
     def close(self, *, keep_store: bool = False) -> None:
         """End the engine. Also closes the store unless `keep_store`."""
+        if self._drafts is not None:
+            self._drafts.close()
         if self._ahead is not None:
             self._ahead.close()
         if self._prefixes is not None:

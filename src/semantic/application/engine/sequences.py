@@ -15,7 +15,7 @@ from semantic.application.request import Phase, Request
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import BackendError, CacheReconstructionError, NotFiniteError
 from semantic.domain.value_objects import SampledToken, SequenceId
-from semantic.ports.generation import BatchBackend
+from semantic.ports.generation import BatchBackend, Draft, Drafter, DraftSource
 
 
 class Prefilled(NamedTuple):
@@ -24,6 +24,21 @@ class Prefilled(NamedTuple):
     request: Request
     n_tokens: int
     error: str | None
+
+
+class _Counting:
+    """Counts the drafts of a request."""
+
+    def __init__(self, drafter: Drafter, request: Request) -> None:
+        self._drafter, self._request = drafter, request
+
+    def propose(self, most: int) -> Draft:
+        return self._drafter.propose(most)
+
+    def read(self, tokens: Sequence[int], n_drafted: int, /) -> None:
+        self._request.drafted += n_drafted
+        self._request.accepted += min(n_drafted, len(tokens) - 1)
+        self._drafter.read(tokens, n_drafted)
 
 
 class Sequences:
@@ -35,6 +50,7 @@ class Sequences:
         self._model = model
         self._allocator = allocator
         self._prefixes = prefixes
+        self.drafts: DraftSource | None = None
         self._requests: dict[SequenceId, Request] = {}
 
     def open(self, request: Request) -> None:
@@ -184,6 +200,8 @@ class Sequences:
         if not request.keep:
             self.close(request)
             return None
+        if self.drafts is not None and request.generated:
+            self.drafts.add(request.tenant, request.tokens)
         saved = self._save(request, ends_turn=bool(request.generated))
         if saved is None:
             self.discard(request)
@@ -241,11 +259,18 @@ class Sequences:
     def _start(self, request: Request, sequence: SequenceId) -> None:
         *history, last = request.tokens
         drawn = len(request.generated)
-        self._model.start(sequence, last, history, request.params, drawn)
+        self._model.start(sequence, last, history, request.params, drawn, self._drafter(request))
         request.phase = Phase.DECODE
         if self._prefixes is not None:
             # The prompt is complete: requests that begin alike need not wait for the answer.
             self._prefixes.shared.release(request)
+
+    def _drafter(self, request: Request) -> Drafter | None:
+        if self.drafts is None or not request.hints.drafts:
+            return None
+        if request.keep and not request.generated:
+            self.drafts.add(request.tenant, request.tokens)
+        return _Counting(self.drafts.drafter(request.tenant, request.tokens), request)
 
     def _compute_together(self, chunks: Sequence[Chunk]) -> None:
         # After a failure, each request computes alone, so that only the request at fault fails.

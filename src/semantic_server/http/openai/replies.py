@@ -202,6 +202,9 @@ class UsageSum:
             kept=all(usage.kept for usage in prompts.values()),
             noted=sum(usage.noted for usage in prompts.values()),
             lane=next((usage.lane for usage in prompts.values()), None),
+            exact=all(usage.exact for usage in self._ended.values()),
+            drafted=sum(usage.drafted for usage in self._ended.values()),
+            accepted=sum(usage.accepted for usage in self._ended.values()),
         )
 
 
@@ -215,7 +218,11 @@ def usage_object(usage: Usage) -> Json:
             "cached_tokens": usage.cached,
             "cache_write_tokens": usage.written,
         },
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning,
+            "accepted_prediction_tokens": usage.accepted,
+            "rejected_prediction_tokens": usage.drafted - usage.accepted,
+        },
         **usage_extension(usage),
     }
 

@@ -273,6 +273,7 @@ class _Members(TypedDict, total=False):
     done: bool | None
     back_in: Annotated[float, Ge(0), Le(LONGEST_ABSENCE)] | None
     priority: Annotated[int, Ge(-MOST_PRIORITY), Le(MOST_PRIORITY)] | None
+    drafts: bool | None
 
 
 _OWN_FIELD: Final = "semantic"
@@ -300,7 +301,8 @@ def own_field_of(request: Request, body: Mapping[str, object]) -> OwnField:
     if done and back_in is not None:
         path = f"{_OWN_FIELD}.back_in"
         raise FieldError(f"{path}: not allowed with {_OWN_FIELD}.done", param=path)
-    return OwnField(keep, Hints(done, back_in, given.get("priority") or 0))
+    drafts = given.get("drafts") is not False
+    return OwnField(keep, Hints(done, back_in, given.get("priority") or 0, drafts))
 
 
 def _own(body: Mapping[str, object]) -> _Members:

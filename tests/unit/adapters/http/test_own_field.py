@@ -47,6 +47,7 @@ def test_a_member_stands_in_the_body_or_in_a_header() -> None:
     assert said({"back_in": 2.5}) == said(x_semantic_back_in="2.5") == Hints(back_in=2.5)
     assert said({"priority": -8}) == said(x_semantic_priority="-8") == Hints(priority=-8)
     assert said({"back_in": 0}) == Hints(back_in=0)
+    assert said({"drafts": False}) == said(x_semantic_drafts="false") == Hints(drafts=False)
 
 
 def test_the_body_precedes_the_header() -> None:
@@ -77,7 +78,10 @@ def test_a_request_is_kept_unless_one_of_both_says_no() -> None:
         ({"priority": 0.5}, "semantic.priority: expected a valid integer"),
         ({"priority": False}, "semantic.priority: expected a valid integer"),
         ({"done": True, "back_in": 5}, "semantic.back_in: not allowed with semantic.done"),
-        ({"don": True}, "semantic.don: unknown field; expected keep, done, back_in or priority"),
+        (
+            {"don": True},
+            "semantic.don: unknown field; expected keep, done, back_in, priority or drafts",
+        ),
     ],
 )
 def test_a_wrong_member_is_named_with_what_was_expected(own: object, message: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple, Protocol, cast
 
@@ -15,109 +16,27 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import TokenBuffer
 
 from semantic.adapters.mlx.arrays import async_eval
+from semantic.adapters.mlx.batch.batch_rows import BatchRows
+from semantic.adapters.mlx.batch.draft_costs import StepSeconds, allotted
 from semantic.adapters.mlx.device import on_cpu
-from semantic.adapters.mlx.kv_cache.contiguous.cache import RaggedBatch
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
-from semantic.adapters.mlx.kv_cache.merged import BatchLayer, merge, pad, state_shapes, states
-from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler, draw
+from semantic.adapters.mlx.sampling.sampler import (
+    LogitsProcessor,
+    Sampler,
+    adopt,
+    branches,
+    draw,
+    give_back,
+)
 from semantic.domain.value_objects import Lane, SequenceId
-
-_UNLIMITED = 1 << 30
-
-
-class _Group(NamedTuple):
-    n_rows: int
-    layers: list[BatchLayer]
-
-
-class BatchRows:
-    """The caches of a batch's rows. `logits` computes the model's next step over them."""
-
-    def __init__(self, model: Module, lane: Lane | None = None) -> None:
-        """In a `lane`, attention computes each row apart. If the lane splits steps, a step has at
-        most its rows."""
-        self.model = model
-        self._by_row = lane is not None
-        self._most = (lane and lane.splits and lane.most) or _UNLIMITED
-        self._groups: list[_Group] = []
-
-    @property
-    def layers(self) -> list[BatchLayer]:
-        """The batch's cache in each layer. Callers may replace the caches."""
-        return self._groups[0].layers if self._groups else []
-
-    @property
-    def states(self) -> list[mx.array]:
-        """The arrays of all recurrent states after a step. Callers must evaluate them."""
-        return states(self.layers)
-
-    def join(self, sequences: Sequence[Sequence[LayerCache]]) -> None:
-        """Append `sequences` to the batch, with one row per sequence."""
-        most = self._most
-        runs = [list(run) for _, run in itertools.groupby(sequences, state_shapes)]
-        for members in (run[i : i + most] for run in runs for i in range(0, len(run), most)):
-            layers = [merge(layer) for layer in zip(*members, strict=True)]
-            for layer in layers:
-                if self._by_row and isinstance(layer, RaggedBatch):
-                    layer.as_rows()
-            self._groups.append(_Group(len(members), layers))
-        self._join_groups()
-
-    def leave(self, at: int) -> list[LayerCache]:
-        """Remove row number `at` and return its caches."""
-        number = 0
-        while at >= self._groups[number].n_rows:
-            at -= self._groups[number].n_rows
-            number += 1
-        n_rows, layers = self._groups[number]
-        caches = [layer.extract(at) for layer in layers]
-        if n_rows == 1:
-            del self._groups[number]
-        else:
-            keep = [i for i in range(n_rows) if i != at]
-            for layer in layers:
-                layer.filter(keep)
-            self._groups[number] = _Group(n_rows - 1, layers)
-        return cast(list[LayerCache], caches)
-
-    def logits(self, inputs: mx.array) -> mx.array:
-        """Append one token of `inputs` to each row. Return the step's logits, (rows, vocab)."""
-        if len(self._groups) == 1:
-            return self._group_logits(inputs, self._groups[0].layers)
-        found: list[mx.array] = []
-        at = 0
-        for n_rows, layers in self._groups:
-            found.append(self._group_logits(inputs[at : at + n_rows], layers))
-            at += n_rows
-        self._join_groups()
-        return mx.concatenate(found)
-
-    def _join_groups(self) -> None:
-        joined: list[_Group] = []
-        for group in self._groups:
-            fits = joined and joined[-1].n_rows + group.n_rows <= self._most
-            if fits and state_shapes(joined[-1].layers) == state_shapes(group.layers):
-                first = joined.pop()
-                for mine, more in zip(first.layers, group.layers, strict=True):
-                    mine.extend(more)
-                joined.append(_Group(first.n_rows + group.n_rows, first.layers))
-            else:
-                joined.append(group)
-        self._groups = joined
-
-    def _group_logits(self, inputs: mx.array, layers: Sequence[BatchLayer]) -> mx.array:
-        n = inputs.shape[0]
-        n_rows = max(layer.n_rows for layer in layers)
-        for layer in layers:
-            pad(layer, n_rows)
-        if n_rows > n:
-            inputs = mx.pad(inputs, (0, n_rows - n))
-        logits = cast(mx.array, self.model(inputs[:, None], cache=layers))[:, -1, :]
-        return logits[:n] if n_rows > n else logits
-
+from semantic.ports.generation import Drafter
 
 Agree = Callable[[mx.array], mx.array]
 """Takes a rank's sampled tokens and returns the tokens that all ranks use. Both are (rows,)."""
+
+_MOST_DRAFTING = 4
+"""With more sequences, a step has few drafts for each, and the host's work exceeds what they give:
+in `benchmarks/gpu_server.py` eight clients got fewer tokens per second with drafts."""
 
 _CLEAR_EVERY = 512
 """The number of steps between two calls of `mx.clear_cache`, as in mlx-lm."""
@@ -134,6 +53,8 @@ class NewSequence:
     sampler: Sampler
     processors: list[LogitsProcessor]
     logprobs: bool = True
+    drafter: Drafter | None = None
+    """Drafts the next tokens, if all caches are in pages."""
 
 
 class Emitted(NamedTuple):
@@ -197,7 +118,17 @@ class _Row:
     processors: list[LogitsProcessor]
     context: TokenBuffer | None
     logprobs: bool
+    drafter: Drafter | None
     next: _Next = _Next.PROMPT
+    drafts: Sequence[int] = ()
+    """Drafts of the next tokens."""
+    ready: deque[Emitted] = field(default_factory=deque)
+    """Known tokens that `step` has not returned yet."""
+
+    def read(self, tokens: Sequence[int], n_drafted: int = 0) -> None:
+        """Tell the drafter the next tokens. The step that sampled them checked `n_drafted`."""
+        if self.drafter is not None:
+            self.drafter.read(tokens, n_drafted)
 
 
 class _Sampled(NamedTuple):
@@ -207,6 +138,23 @@ class _Sampled(NamedTuple):
     normalizers: mx.array
     logprobs: list[mx.array | None]
     exact: bool
+
+
+class _Checked(NamedTuple):
+    """A step in flight that checks drafts. Each row samples `counts[i]` tokens."""
+
+    counts: list[int]
+    drafts: list[Sequence[int]]
+    tokens: mx.array
+    normalizers: mx.array
+    logprobs: list[mx.array | None]
+    processors: list[list[list[LogitsProcessor]]]
+    """Each row's processors after each of its tokens."""
+
+    @property
+    def starts(self) -> list[int]:
+        """The index of each row's first token."""
+        return [0, *itertools.accumulate(self.counts)][:-1]
 
 
 class ContinuousBatch:
@@ -221,6 +169,7 @@ class ContinuousBatch:
         lane: Lane | None = None,
         launch_blocks: bool | None = None,
         agree: Agree | None = None,
+        seconds: StepSeconds | None = None,
     ) -> None:
         """`lane` is None if a row's bits may depend on other rows. `launch_blocks` is true if a
         launch waits for the previous step to end; None selects the default device's value. `agree`
@@ -229,7 +178,9 @@ class ContinuousBatch:
         self._agree = agree
         self._rows: list[_Row] = []
         self._caches = BatchRows(model, lane)
-        self._most = (lane and not lane.splits and lane.most) or _UNLIMITED
+        self._lane = Lane() if lane is None else lane
+        self._checked: _Checked | None = None
+        self._seconds = StepSeconds() if seconds is None else seconds
         self._exact = True  # whether the step that sampled `_tokens` was in the lane
         self._tokens: mx.array | None = None  # inputs of the next step, (rows,)
         self._emitted = False  # whether `_tokens` has been emitted
@@ -250,6 +201,7 @@ class ContinuousBatch:
         return len(self._rows)
 
     def join(self, joining: Sequence[NewSequence]) -> None:
+        self._stop_checking()
         self._caches.join([one.caches for one in joining])
         self._changed = True
         tokens = mx.array([one.last_token for one in joining], mx.uint32)
@@ -264,16 +216,21 @@ class ContinuousBatch:
                 one.processors,
                 TokenBuffer(one.history) if one.processors else None,
                 one.logprobs,
+                one.drafter,
             )
             for one in joining
         ]
+        self._draft(self._rows[-len(joining) :])
 
     def settle(self) -> None:
+        self._stop_checking()
         if self._emitted and self._tokens is not None:
             self._launch(self._tokens)
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
         at = self._row_of(sequence)
+        if ready := self._rows[at].ready:
+            return ready[0]
         if self._tokens is None or self._emitted or self._rows[at].next is _Next.PROMPT:
             return None
         token = cast(int, self._tokens[at : at + 1].item())
@@ -283,7 +240,7 @@ class ContinuousBatch:
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         self.settle()
         at = self._row_of(sequence)
-        caches = self._caches.leave(at)
+        caches = self._caches.leave(at, len(self._rows[at].ready))
         keep = tuple(i for i in range(len(self._rows)) if i != at)
         self._changed = True
         self._rows = [self._rows[i] for i in keep]
@@ -297,15 +254,146 @@ class ContinuousBatch:
         return caches
 
     def step(self) -> list[Emitted]:
+        if ready := [row.ready.popleft() for row in self._rows if row.ready]:
+            return ready
         inputs = self._tokens
         if inputs is None:
             return []
+        if self._checked is not None or any(row.drafts for row in self._rows):
+            return self._step_with_drafts(inputs)
         if not self._emitted and self._reads_first():
             self._emitted = True
             return self._read(inputs, self._sampled())
         was_emitted, sampled = self._emitted, self._sampled()
         self._launch(inputs)
         return [] if was_emitted else self._read(inputs, sampled)
+
+    # Drafts
+
+    def _step_with_drafts(self, inputs: mx.array) -> list[Emitted]:
+        """Read the step in flight, and launch a step that checks the drafts of what follows."""
+        found: list[Emitted] = []
+        if self._checked is not None:
+            self._accept(self._checked)
+        elif not self._emitted:
+            found = self._read(inputs, self._sampled())
+        self._emitted = True
+        tokens = cast(mx.array, self._tokens)
+        if any(row.drafts for row in self._rows):
+            self._check(cast(list[int], tokens.tolist()))
+        else:
+            self._launch(tokens)
+        return found or [row.ready.popleft() for row in self._rows if row.ready]
+
+    def _draft(self, rows: Sequence[_Row]) -> None:
+        """Draft the next tokens of `rows`, as many as pay in one step of the lane."""
+        if len(self._rows) > _MOST_DRAFTING:
+            return
+        most = (self._lane.most or 0) - len(self._rows)
+        drafting = [(row, row.drafter) for row in rows if row.drafter is not None]
+        if most <= 0 or not drafting:
+            return
+        found = [(row, drafter.propose(most)) for row, drafter in drafting]
+        counts = allotted([draft for _, draft in found], len(self._rows), most, self._seconds)
+        for (row, draft), n in zip(found, counts, strict=True):
+            row.drafts = draft.tokens[:n]
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        """Launch a step that follows `tokens`, the rows' last tokens, with the rows' drafts."""
+        given = [[token, *row.drafts] for row, token in zip(self._rows, tokens, strict=True)]
+        counts = [len(one) for one in given]
+        inputs = mx.array([token for one in given for token in one], mx.uint32)
+        logits = self._caches.drafted_logits(inputs, counts)
+        normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)
+        normalized, after = normalizers, [[row.processors] for row in self._rows]
+        if any(row.processors for row in self._rows):
+            logits, after = self._processed(logits, given)
+            normalized = mx.logsumexp(logits, axis=-1, keepdims=True)
+        logprobs = logits - normalized
+        rows = [row for row, n in zip(self._rows, counts, strict=True) for _ in range(n)]
+        drawn = draw([row.sampler for row in rows], logprobs)
+        kept = [logprobs[i] if row.logprobs else None for i, row in enumerate(rows)]
+        async_eval(drawn, normalizers, *(one for one in kept if one is not None))
+        drafts = [row.drafts for row in self._rows]
+        self._checked = _Checked(counts, drafts, drawn, normalizers, kept, after)
+        for row in self._rows:
+            row.drafts = ()
+        self._count_step()
+
+    def _processed(
+        self, logits: mx.array, given: Sequence[Sequence[int]]
+    ) -> tuple[mx.array, list[list[list[LogitsProcessor]]]]:
+        """Return the logits after each token of `given`, and the processors of each row after each
+        of its tokens."""
+        found: list[mx.array] = []
+        after: list[list[list[LogitsProcessor]]] = []
+        context = mx.zeros((0,), mx.int32)
+        for row, tokens in zip(self._rows, given, strict=True):
+            after.append([row.processors])
+            for number, token in enumerate(tokens):
+                one = logits[len(found) : len(found) + 1]
+                if number and row.context is not None:
+                    context = mx.concatenate([context, mx.array([token], context.dtype)])
+                    after[-1].append(branches(after[-1][-1]))
+                elif row.context is not None:
+                    last = mx.array([token], mx.int32)
+                    context = cast(mx.array, row.context.update_and_fetch(last))
+                for processor in after[-1][-1]:
+                    one = processor(context, one)
+                found.append(one)
+        return mx.concatenate(found), after
+
+    def _accept(self, checked: _Checked) -> None:
+        """Read a step. Keep each row's drafts that equal the tokens sampled before them."""
+        self._checked = None
+        tokens = cast(list[int], checked.tokens.tolist())
+        self._seconds.stepped(len(tokens), drafted=True)
+        finite = [
+            math.isfinite(one) for one in cast(list[float], checked.normalizers[:, 0].tolist())
+        ]
+        kept: list[int] = []
+        for number, (row, at) in enumerate(zip(self._rows, checked.starts, strict=True)):
+            drafts, n = checked.drafts[number], 1
+            while n <= len(drafts) and finite[at + n - 1] and tokens[at + n - 1] == drafts[n - 1]:
+                n += 1
+            kept.append(n)
+            row.ready.extend(
+                Emitted(row.sequence, tokens[i], checked.logprobs[i], finite[i])
+                for i in range(at, at + n)
+            )
+            row.read(tokens[at : at + n], len(drafts))
+        self._keep(checked, kept)
+        self._tokens = mx.array(
+            [tokens[at + n - 1] for at, n in zip(checked.starts, kept, strict=True)], mx.uint32
+        )
+        self._changed = True
+        self._draft(self._rows)
+
+    def _stop_checking(self) -> None:
+        """Make a step in flight that checks drafts one that only follows the rows' last tokens."""
+        checked, self._checked = self._checked, None
+        if checked is None:
+            return
+        self._keep(checked, [1] * len(self._rows))
+        starts = checked.starts
+        self._tokens = mx.concatenate([checked.tokens[at : at + 1] for at in starts])
+        self._normalizers = mx.concatenate([checked.normalizers[at : at + 1] for at in starts])
+        self._logprobs = [checked.logprobs[at] for at in starts]
+        self._emitted, self._exact, self._changed = False, True, True
+
+    def _keep(self, checked: _Checked, counts: Sequence[int]) -> None:
+        """Keep only the first `counts[i]` tokens that row i got in a step."""
+        self._caches.keep(counts)
+        for row, drafts, n, after in zip(
+            self._rows, checked.drafts, counts, checked.processors, strict=True
+        ):
+            row.next = _Next.FIRST if row.next is _Next.PROMPT else _Next.LATER
+            give_back(row.sampler, 1 + len(drafts) - n)
+            if row.context is not None and n > 1:
+                row.context.update_and_fetch(mx.array([*drafts[: n - 1]], mx.int32))
+                adopt(row.processors, after[n - 1])
+
+    # Inside
 
     def _row_of(self, sequence: SequenceId) -> int:
         return next(i for i, row in enumerate(self._rows) if row.sequence == sequence)
@@ -329,26 +417,31 @@ class ContinuousBatch:
         self._emitted = False
         for row in self._rows:
             row.next = _Next.FIRST if row.next is _Next.PROMPT else _Next.LATER
+        self._count_step()
+
+    def _count_step(self) -> None:
         self._steps += 1
         if self._steps % _CLEAR_EVERY == 0:
             mx.clear_cache()
 
-    @staticmethod
-    def _read(inputs: mx.array, sampled: _Sampled) -> list[Emitted]:
+    def _read(self, inputs: mx.array, sampled: _Sampled) -> list[Emitted]:
         rows, normalizers, logprobs, exact = sampled
         tokens = cast(list[int], inputs.tolist())
-        finite = [math.isfinite(one) for (one,) in cast(list[list[float]], normalizers.tolist())]
-        return [
-            Emitted(row.sequence, token, scores, is_finite, exact)
-            for row, token, scores, is_finite in zip(rows, tokens, logprobs, finite, strict=True)
-            if row is not None
-        ]
+        self._seconds.stepped(len(tokens), drafted=False)
+        finite = _finite(normalizers)
+        found: list[Emitted] = []
+        for row, token, scores, is_finite in zip(rows, tokens, logprobs, finite, strict=True):
+            if row is not None:
+                found.append(Emitted(row.sequence, token, scores, is_finite, exact))
+                row.read([token])
+        self._draft([row for row in rows if row is not None])
+        return found
 
     def _advance(self, inputs: mx.array) -> list[mx.array]:
         """Build the next step from `inputs`. Return more arrays to evaluate with the step. It runs
         mlx-lm's operations in mlx-lm's order, so that the sampled tokens are the same."""
         logits = self._caches.logits(inputs)
-        self._exact = len(self._rows) <= self._most
+        self._exact = self._lane.holds(len(self._rows))
         # Tests the model's own logits: later, a mask may rightly add minus infinity.
         normalizers = self._normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)
         contexts = self._caches.states
@@ -369,3 +462,8 @@ class ContinuousBatch:
         self._tokens = tokens if self._agree is None else self._agree(tokens)
         self._logprobs = [logprobs[i] if row.logprobs else None for i, row in enumerate(self._rows)]
         return contexts
+
+
+def _finite(normalizers: mx.array) -> list[bool]:
+    """Return whether each of `normalizers`, (rows, 1), is finite."""
+    return [math.isfinite(one) for (one,) in cast(list[list[float]], normalizers.tolist())]

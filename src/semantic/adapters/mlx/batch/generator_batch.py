@@ -12,13 +12,8 @@ from mlx.nn.layers.base import Module
 from mlx_lm.generate import BatchGenerator, GenerationBatch
 
 from semantic.adapters.mlx.arrays import depends
-from semantic.adapters.mlx.batch.decode_batch import (
-    Agree,
-    BatchRows,
-    ContinuousBatch,
-    Emitted,
-    NewSequence,
-)
+from semantic.adapters.mlx.batch.batch_rows import BatchRows
+from semantic.adapters.mlx.batch.decode_batch import Agree, ContinuousBatch, Emitted, NewSequence
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler
 from semantic.domain.value_objects import SequenceId
@@ -40,7 +35,7 @@ class _RowsApart(BatchRows):
     def join(self, sequences: Sequence[Sequence[LayerCache]]) -> None:
         self._sequences += map(list, sequences)
 
-    def leave(self, at: int) -> list[LayerCache]:
+    def leave(self, at: int, n_unread: int = 0) -> list[LayerCache]:  # noqa: ARG002  always 0
         return self._sequences.pop(at)
 
     def logits(self, inputs: mx.array) -> mx.array:

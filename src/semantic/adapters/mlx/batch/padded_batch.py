@@ -15,6 +15,7 @@ from semantic.adapters.mlx.batch.decode_batch import (
     DecodeBatch,
     NewSequence,
 )
+from semantic.adapters.mlx.batch.draft_costs import StepSeconds
 from semantic.adapters.mlx.batch.generator_batch import GeneratorBatch, OneByOne
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.contiguous.cache import (
@@ -194,6 +195,7 @@ def new_batch(
     pads: Pads | None,
     agree: Agree | None = None,
     lane: Lane | None = None,
+    seconds: StepSeconds | None = None,
 ) -> DecodeBatch:
     """Return an empty batch for sequences with caches from `layers`. Raises UnsupportedModelError
     if this batch does not support `agree`."""
@@ -207,4 +209,4 @@ def new_batch(
         return GeneratorBatch(model)
     if pads is not None:
         return PaddedBatch(model, pads)
-    return ContinuousBatch(model, lane=lane, agree=agree)
+    return ContinuousBatch(model, lane=lane, agree=agree, seconds=seconds)

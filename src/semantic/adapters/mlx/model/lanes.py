@@ -29,7 +29,8 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from semantic.adapters.mlx import DISTRIBUTION, blas_kernel
 from semantic.adapters.mlx.arrays import ordered_bytes_of, token_ids
-from semantic.adapters.mlx.batch.decode_batch import BatchRows, ContinuousBatch, NewSequence
+from semantic.adapters.mlx.batch.batch_rows import BatchRows
+from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch, NewSequence
 from semantic.adapters.mlx.cuda.rows_product import MOST_ROWS
 from semantic.adapters.mlx.device import on_cuda, read_device
 from semantic.adapters.mlx.kernel_files import note

@@ -44,7 +44,7 @@ from semantic.domain.value_objects import (
     SequenceId,
     TokenLogprob,
 )
-from semantic.ports.generation import BodyTarget
+from semantic.ports.generation import BodyTarget, Drafter
 from semantic.ports.ranks import Data, Frame, Op
 
 PARTS = tuple(Part)
@@ -235,6 +235,7 @@ class LeadingBackend(MLXBackend):
         history: Sequence[int],
         params: SamplingParams,
         drawn: int,
+        drafter: Drafter | None = None,  # noqa: ARG002  other ranks have no drafts
     ) -> None:
         """See `BatchBackend.start`. Announces the call only once the grammar is compiled."""
         super().start(sequence, last_token, history, params, drawn)

@@ -5,10 +5,11 @@ A seeded draw depends only on the seed and on the token's index in the answer.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, Self, cast, runtime_checkable
 
 import mlx.core as mx
 from mlx_lm.sample_utils import (
@@ -56,6 +57,31 @@ LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 """Takes a sequence's tokens and its next logits, (1, vocab). Returns the logits to sample from."""
 
 
+@runtime_checkable
+class Branching(Protocol):
+    """A logits processor with a state that depends on the tokens seen so far."""
+
+    def __call__(self, tokens: mx.array, logits: mx.array, /) -> mx.array: ...
+
+    def branch(self) -> Self:
+        """Return a copy, to see other tokens."""
+
+    def adopt(self, branch: Self) -> None:
+        """Take over the state of a branch."""
+
+
+def branches(processors: Sequence[LogitsProcessor]) -> list[LogitsProcessor]:
+    """Return copies of `processors` as far as they have a state."""
+    return [one.branch() if isinstance(one, Branching) else one for one in processors]
+
+
+def adopt(processors: Sequence[LogitsProcessor], branched: Sequence[LogitsProcessor]) -> None:
+    """Make `processors` take over the states of their `branches`."""
+    for mine, other in zip(processors, branched, strict=True):
+        if isinstance(mine, Branching) and mine is not other:
+            mine.adopt(cast(Branching, other))
+
+
 class SeededSampler:
     """Samples token number `drawn` of an answer, then each later token."""
 
@@ -75,6 +101,16 @@ class SeededSampler:
         seed = self._next % 2**63
         self._next += 1
         return seed
+
+    def give_back(self, n_tokens: int) -> None:
+        """Return to the seed before the last `n_tokens`."""
+        self._next -= n_tokens
+
+
+def give_back(sampler: Sampler, n_tokens: int) -> None:
+    """Let `sampler` draw its last `n_tokens` tokens again."""
+    if isinstance(sampler, SeededSampler):
+        sampler.give_back(n_tokens)
 
 
 def make_sampler(params: SamplingParams, drawn: int) -> Sampler:
@@ -110,7 +146,7 @@ def make_processors(params: SamplingParams, n_prompt: int) -> list[LogitsProcess
         repetition_context_size=params.repetition_context,
     )
     if params.presence_penalty or params.frequency_penalty:
-        processors.append(_penalty(params.presence_penalty, params.frequency_penalty, n_prompt))
+        processors.append(_Penalty(params.presence_penalty, params.frequency_penalty, n_prompt))
     return processors
 
 
@@ -139,22 +175,30 @@ def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[To
     return scores
 
 
-def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcessor:
+class _Penalty:
     """Unlike mlx-lm's penalties, OpenAI's count all tokens of the answer and no others."""
-    counts: mx.array | None = None
-    counted = n_prompt
 
-    def penalize(tokens: mx.array, logits: mx.array) -> mx.array:
-        nonlocal counts, counted
+    def __init__(self, presence: float, frequency: float, n_prompt: int) -> None:
+        self._presence, self._frequency = presence, frequency
+        self._counts: mx.array | None = None
+        self._counted = n_prompt
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        counts = self._counts
         if counts is None:
             counts = mx.zeros((logits.shape[-1],), mx.float32)
-        if tokens.size > counted:
-            counts = counts.at[tokens[counted:]].add(1)
-            counted = tokens.size
-        cost = frequency * counts + presence * (counts > 0)
+        if tokens.size > self._counted:
+            counts = counts.at[tokens[self._counted :]].add(1)
+            self._counted = tokens.size
+        self._counts = counts
+        cost = self._frequency * counts + self._presence * (counts > 0)
         return logits - cost.astype(logits.dtype)
 
-    return penalize
+    def branch(self) -> _Penalty:
+        return copy.copy(self)
+
+    def adopt(self, branch: _Penalty) -> None:
+        self._counts, self._counted = branch._counts, branch._counted
 
 
 def _draw_alike(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:

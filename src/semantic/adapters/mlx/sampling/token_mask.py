@@ -121,6 +121,18 @@ class GrammarMask:
         self._seen = tokens.size
         return mx.where(self._allowed(), logits, mx.array(-mx.inf, logits.dtype))
 
+    def branch(self) -> GrammarMask:
+        """See `Branching`."""
+        found = GrammarMask(self._vocabulary, self._matcher.deep_copy(), self._prefix, self._seen)
+        found._prefix_state = self._prefix_state
+        found._ended, found._failure = self._ended, self._failure
+        return found
+
+    def adopt(self, branch: GrammarMask) -> None:
+        """See `Branching`."""
+        self._matcher, self._prefix_state = branch._matcher, branch._prefix_state
+        self._seen, self._ended, self._failure = branch._seen, branch._ended, branch._failure
+
     def failure_at(self, position: int) -> str | None:
         """Return why the grammar failed at or before token `position`; None if it did not fail."""
         if self._failure is None or position < self._failure[0]:

@@ -38,6 +38,7 @@ class DecodeStep(NamedTuple):
     after: mx.array | None  # the result of the previous step, whose tokens must be visible
     write_first: bool = False  # write all new tokens before any row attends
     rope: mx.array | None = None  # (rows, heads, 1, v_head_dim), adds its product to the scores
+    together: bool = True  # rows of one sequence may get other bits than in steps of their own
 
     @property
     def pool(self) -> PagePool:

@@ -131,12 +131,14 @@ class PagedBatch:
         firsts: Sequence[int],
         *,
         write_first: bool = False,
+        together: bool = True,
     ) -> None:
-        """See `DecodeStep` for `write_first`."""
+        """See `DecodeStep` for `write_first` and `together`."""
         self._layer = layer
         self._firsts = list(firsts)
         self._metadata = metadata
         self._write_first = write_first
+        self._together = together
         self._step = 0
         self._last: mx.array | None = None  # the last step's result
         # The last tokens. A handle would keep the batch and its sequences' pages alive.
@@ -182,7 +184,7 @@ class PagedBatch:
         self._last = layer.attention.attend(
             DecodeStep(
                 q, keys.k, keys.v, self._metadata, keys.step, layer.kind, layer.number,
-                scale, sinks, self._last, self._write_first, rope,
+                scale, sinks, self._last, self._write_first, rope, self._together,
             )
         )  # fmt: skip
         return self._last
@@ -203,9 +205,41 @@ class PagedBatch:
         )
         self._step, self._tokens = 0, None
 
-    def extract(self, idx: int) -> PagedCache:
+    def drafted(self, counts: Sequence[int]) -> PagedBatch:
+        """Return a batch with `counts[i]` rows for the next tokens of sequence i. Its rows get the
+        bits of one token at a time."""
+        sequences: list[PagedSequence] = []
+        positions: list[int] = []
+        for one, length, n in zip(self._metadata.sequences, self._lengths(), counts, strict=True):
+            sequences += [one] * n
+            positions += range(length, length + n)
+        metadata = self._layer.shared.get(sequences, positions)
+        found = PagedBatch(self._layer, metadata, (), write_first=True, together=False)
+        found._last = self._last
+        return found
+
+    def keep(self, drafted: PagedBatch, counts: Sequence[int]) -> None:
+        """Append the first `counts[i]` tokens that sequence i got in the step of `drafted`."""
+        metadata, lengths = self._metadata, self._lengths()
+        ends: dict[PagedSequence, int] = {}
+        for sequence, position in zip(
+            drafted._metadata.sequences, drafted._metadata.lengths, strict=True
+        ):
+            ends[sequence] = position + 1
+        kind = self._layer.kind
+        # All tokens of the step are in the pages, and have replaced the oldest ones.
+        self._firsts = [
+            one.tables[kind].pool.kind.first_kept(first, ends[one])
+            for one, first in zip(metadata.sequences, self._firsts, strict=True)
+        ]
+        lengths = [length + n for length, n in zip(lengths, counts, strict=True)]
+        self._metadata = self._layer.shared.get(metadata.sequences, lengths)
+        self._step, self._tokens, self._last = 0, None, drafted._last
+
+    def extract(self, idx: int, n_unread: int = 0) -> PagedCache:
+        """Return a sequence's cache without its last `n_unread` tokens."""
         sequence = self._metadata.sequences[idx]
-        length = self._metadata.lengths[idx] + self._step
+        length = self._metadata.lengths[idx] + self._step - n_unread
         first = sequence.tables[self._layer.kind].pool.kind.first_kept(self._firsts[idx], length)
         return PagedCache(self._layer, sequence, length, first, self._last)
 

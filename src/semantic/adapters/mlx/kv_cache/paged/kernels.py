@@ -109,7 +109,8 @@ class PagedKernels:
 
     def attend(self, step: DecodeStep) -> mx.array:
         latent = step.rope is not None
-        if step.write_first and self.reads_together(step.q.shape[1], latent=latent):
+        together = step.write_first and step.together
+        if together and self.reads_together(step.q.shape[1], latent=latent):
             return self._attend_together(step)
         q, sinks = step.q, step.sinks
         after = self._write_rows(step) if step.write_first else step.after

@@ -112,6 +112,17 @@ class PagedLayers:
         """Let all batches from now on have `size(n)` rows, with padding rows if that exceeds n."""
         self._row_size = self._metadata.size = size
 
+    @property
+    def spare(self) -> int:
+        """The number of drafts that a step may check and that a sequence may have read in advance.
+        Windows still hold all tokens without them."""
+        spares = [
+            (kind.ring * BLOCK_TOKENS - kind.window) // 2 - 1
+            for kind in (pool.kind for pool in self.pools)
+            if kind.ring is not None and kind.window is not None
+        ]
+        return min(spares, default=_USUAL_LENGTH)
+
     def set_aside(self, n_bytes: int) -> None:
         """Set the sizes of the page pools. All pools together take `n_bytes`."""
         sizes = [
@@ -124,6 +135,7 @@ class PagedLayers:
         per_sequence += sum(layer.state_bytes for layer in self._spec.layers)
         for n, pool in zip(sizes, self.pools, strict=True):
             pages = max(1, n_bytes * n // per_sequence)
+            pool.shrink(0)  # loading a model may have used more pages
             pool.expect(pages)
             if self._at_once:
                 pool.grow(pages)
