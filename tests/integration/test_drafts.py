@@ -7,22 +7,28 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import mlx.core as mx
 import pytest
 
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.batch.batch_rows import BatchRows
+from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch
 from semantic.adapters.mlx.batch.draft_costs import StepSeconds
+from semantic.adapters.mlx.kv_cache.paged.layers import first_paged
 from semantic.adapters.mlx.model import lanes
 from semantic.adapters.stores.histories import Histories
 from semantic.application.engine.submission import Submission
 from semantic.domain.grammar import Grammar
 from semantic.domain.identity import Hints
 from semantic.domain.value_objects import (
+    Lane,
     SampledToken,
     SamplingParams,
     SequenceId,
     ThinkingBudget,
     whole_blocks,
 )
+from semantic.ports.generation import Draft
 from tests.support.drafted import DRAFTED, Oracle, drafted_backend
 from tests.support.in_pages import tiny_backend
 from tests.support.lanes import THOROUGH
@@ -243,3 +249,53 @@ def test_an_agents_second_turn_comes_from_its_first() -> None:
     assert again.tokens == first.tokens
     assert again.accepted > 20
     rig.engine.close()
+
+
+class Bold:
+    """Drafts as much as it may."""
+
+    def propose(self, most: int) -> Draft:
+        return Draft([1] * most, 1.0)
+
+    def read(self, tokens: Sequence[int], n_drafted: int, /) -> None:
+        pass
+
+
+def checked_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each step that checks drafts from now on."""
+    rows: list[int] = []
+    drafted_logits = BatchRows.drafted_logits
+
+    def counted(self: BatchRows, inputs: mx.array, counts: Sequence[int]) -> mx.array:
+        rows.append(inputs.size)
+        return drafted_logits(self, inputs, counts)
+
+    monkeypatch.setattr(BatchRows, "drafted_logits", counted)
+    return rows
+
+
+def test_drafts_stay_in_the_lane_and_the_memory_when_others_join(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = drafted_backend("llama" + DRAFTED)
+    backend._batch = ContinuousBatch(backend.model, lane=Lane(2, 6))
+    rows = checked_rows(monkeypatch)
+    sequences: list[SequenceId] = []
+    for agent in range(5):
+        sequence = backend.open(256)
+        backend.prefill(sequence, range(200 + agent))
+        backend.start(sequence, 1, range(200 + agent), SamplingParams(), 0, Bold())
+        sequences.append(sequence)
+        before = len(rows)
+        for _ in range(9):
+            backend.decode()
+        n_checked = len(rows) - before
+        assert (n_checked > 1) if agent < 4 else not n_checked, "only four sequences have drafts"
+    assert max(rows) == 6
+    backend.close(sequences.pop())
+    for sequence in sequences[1:]:
+        backend.close(sequence)
+    while backend.length(sequences[0]) < 255:
+        backend.decode()
+    refs = first_paged(backend.sequences()[0]).table.refs
+    assert len(refs) == 1, "a draft lies beyond the sequence's memory"

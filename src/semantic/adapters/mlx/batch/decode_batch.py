@@ -141,9 +141,9 @@ class _Sampled(NamedTuple):
 
 
 class _Checked(NamedTuple):
-    """A step in flight that checks drafts. Each row samples `counts[i]` tokens."""
+    """A step in flight that checks `drafts[i]` of row i, and samples a token after each and after
+    the row's last token."""
 
-    counts: list[int]
     drafts: list[Sequence[int]]
     tokens: mx.array
     normalizers: mx.array
@@ -154,7 +154,7 @@ class _Checked(NamedTuple):
     @property
     def starts(self) -> list[int]:
         """The index of each row's first token."""
-        return [0, *itertools.accumulate(self.counts)][:-1]
+        return [0, *itertools.accumulate(1 + len(one) for one in self.drafts)][:-1]
 
 
 class ContinuousBatch:
@@ -220,7 +220,7 @@ class ContinuousBatch:
             )
             for one in joining
         ]
-        self._draft(self._rows[-len(joining) :])
+        self._draft()
 
     def settle(self) -> None:
         self._stop_checking()
@@ -285,13 +285,14 @@ class ContinuousBatch:
             self._launch(tokens)
         return found or [row.ready.popleft() for row in self._rows if row.ready]
 
-    def _draft(self, rows: Sequence[_Row]) -> None:
-        """Draft the next tokens of `rows`, as many as pay in one step of the lane."""
-        if len(self._rows) > _MOST_DRAFTING:
-            return
+    def _draft(self) -> None:
+        """Draft the tokens after each row's last known token, as many as pay in one step of the
+        lane. Call this whenever rows or their tokens change: older drafts are void."""
+        for row in self._rows:
+            row.drafts = ()
         most = (self._lane.most or 0) - len(self._rows)
-        drafting = [(row, row.drafter) for row in rows if row.drafter is not None]
-        if most <= 0 or not drafting:
+        drafting = [(row, row.drafter) for row in self._rows if row.drafter is not None]
+        if most <= 0 or not drafting or len(self._rows) > _MOST_DRAFTING:
             return
         found = [(row, drafter.propose(most)) for row, drafter in drafting]
         counts = allotted([draft for _, draft in found], len(self._rows), most, self._seconds)
@@ -315,7 +316,7 @@ class ContinuousBatch:
         kept = [logprobs[i] if row.logprobs else None for i, row in enumerate(rows)]
         async_eval(drawn, normalizers, *(one for one in kept if one is not None))
         drafts = [row.drafts for row in self._rows]
-        self._checked = _Checked(counts, drafts, drawn, normalizers, kept, after)
+        self._checked = _Checked(drafts, drawn, normalizers, kept, after)
         for row in self._rows:
             row.drafts = ()
         self._count_step()
@@ -348,9 +349,7 @@ class ContinuousBatch:
         self._checked = None
         tokens = cast(list[int], checked.tokens.tolist())
         self._seconds.stepped(len(tokens), drafted=True)
-        finite = [
-            math.isfinite(one) for one in cast(list[float], checked.normalizers[:, 0].tolist())
-        ]
+        finite = _finite(checked.normalizers)
         kept: list[int] = []
         for number, (row, at) in enumerate(zip(self._rows, checked.starts, strict=True)):
             drafts, n = checked.drafts[number], 1
@@ -367,7 +366,7 @@ class ContinuousBatch:
             [tokens[at + n - 1] for at, n in zip(checked.starts, kept, strict=True)], mx.uint32
         )
         self._changed = True
-        self._draft(self._rows)
+        self._draft()
 
     def _stop_checking(self) -> None:
         """Make a step in flight that checks drafts one that only follows the rows' last tokens."""
@@ -434,7 +433,7 @@ class ContinuousBatch:
             if row is not None:
                 found.append(Emitted(row.sequence, token, scores, is_finite, exact))
                 row.read([token])
-        self._draft([row for row in rows if row is not None])
+        self._draft()
         return found
 
     def _advance(self, inputs: mx.array) -> list[mx.array]:
