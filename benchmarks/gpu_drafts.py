@@ -22,7 +22,7 @@ from typing import cast
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
 
 from benchmarks import shapes
-from benchmarks.gpu_lanes import Sides, small_model
+from benchmarks.gpu_lanes import Sides, small_model, texts
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Verdict
@@ -119,10 +119,6 @@ def decoded(
     for sequence in said:
         backend.close(sequence)
     return list(said.values()), seconds, known
-
-
-def texts(said: Sequence[SampledToken]) -> list[int]:
-    return [one.token for one in said]
 
 
 def equality(

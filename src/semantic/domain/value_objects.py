@@ -91,8 +91,9 @@ class LayerSpec:
 
 
 ExactBatch = Literal["auto", "on", "off"]
-Drafts = Literal["auto", "off"]
 """How decode steps use a `Lane`: always, never, or if that costs little time."""
+Drafts = Literal["auto", "off"]
+"""How decode steps use drafts: if that pays, or never."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,7 @@ class MLXBackend:
         state.params, state.mask = params, mask
         logprobs = params.logprobs is not None
         if drafter is not None:
-            n_most = 0 if self.drafts_problem else self._most_drafts()
+            n_most = self._most_drafts()
             drafter = _InRoom(drafter, state, len(history) + 1, n_most) if n_most else None
         self._starting[sequence] = NewSequence(
             sequence, state.caches, last_token, list(history), sampler, processors, logprobs,
@@ -345,7 +345,9 @@ class MLXBackend:
 
     def _most_drafts(self) -> int:
         layers: object = self._layers
-        return layers.spare if isinstance(layers, PagedLayers) else 0
+        if self.drafts_problem or not isinstance(layers, PagedLayers):
+            return 0
+        return layers.spare
 
     def _new_batch(self) -> DecodeBatch:
         lane = None if self.lane.problem else self.lane

@@ -25,8 +25,6 @@ _KEPT = 0.75
 _PRIORS = (0.3, 0.4, 0.55, 0.7, 0.85, 0.95)
 """The first estimates of the chance of a token after matches of 2, 4, 8, 16, 32 and 64 tokens."""
 _NEW_WEIGHT = 0.05
-_SAVED: Sequence[int] = ()
-"""Stands for the saved texts of a tenant, which the sorting thread reads."""
 
 
 class Chances:
@@ -119,7 +117,8 @@ class Histories:
         self._most_tokens = max_bytes // BYTES_PER_TOKEN
         self._by_tenant: OrderedDict[str, History] = OrderedDict()
         self._chances = Chances()
-        self._waiting: deque[tuple[str, Sequence[int]]] = deque()
+        # Texts to add, by tenant. None stands for the tenant's saved texts.
+        self._waiting: deque[tuple[str, Sequence[int] | None]] = deque()
         self._saved: Callable[[str], Iterator[Sequence[int]]] = lambda _: iter(())
         self._changed = threading.Condition()
         self._busy = self._closed = False
@@ -167,7 +166,7 @@ class Histories:
         with self._changed:
             if tenant not in self._by_tenant:
                 self._by_tenant[tenant] = History()
-                self._waiting.append((tenant, _SAVED))
+                self._waiting.append((tenant, None))
                 self._changed.notify_all()
             self._by_tenant.move_to_end(tenant)
             return self._by_tenant[tenant]
@@ -184,9 +183,9 @@ class Histories:
                 given = [self._waiting.popleft() for _ in range(len(self._waiting))]
             for tenant in dict.fromkeys(tenant for tenant, _ in given):
                 history = self._history(tenant)
-                texts = [tokens for one, tokens in given if one == tenant]
-                if _SAVED in texts:
-                    texts = [*self._saved_of(tenant), *(one for one in texts if one is not _SAVED)]
+                texts = [text for one, text in given if one == tenant and text is not None]
+                if (tenant, None) in given:
+                    texts = [*self._saved_of(tenant), *texts]
                 history.add(texts)
                 history.forget_oldest(self._most_tokens)
             self._forget_tenants()

@@ -28,8 +28,8 @@ Tokens = NDArray[np.int32]
 
 
 class Match(NamedTuple):
-    """A place after the tokens that came last, of which `n_tokens` are equal. `LONGEST` means at
-    least as many."""
+    """A place after `n_tokens` that equal the tokens that came last. `LONGEST` means at least as
+    many."""
 
     text: Tokens
     at: int

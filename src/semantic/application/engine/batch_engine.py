@@ -97,7 +97,6 @@ class BlockPoolBatchEngine:
         self.pool = pool
         self._allocator = BlockAllocator(pool, spec, self._idle, model.model_id, self._prefixes)
         self._scheduler = Scheduler(self._allocator, budget, clock, max_batch)
-        self._drafts: DraftSource | None = None
         self._sequences = Sequences(model, self._allocator, self._prefixes)
         self._validator = RequestValidator(model, tokenizer)
         self._clock = clock
@@ -206,7 +205,7 @@ class BlockPoolBatchEngine:
 
     def draft_from(self, drafts: DraftSource) -> None:
         """Let steps check drafts from `drafts`. The engine closes them."""
-        self._drafts = self._sequences.drafts = drafts
+        self._sequences.drafts = drafts
         if self._prefixes is not None:
             drafts.recall(self._prefixes.texts_of)
 
@@ -272,8 +271,8 @@ class BlockPoolBatchEngine:
     def forget(self, agent_id: str, *, tenant: str = "") -> bool:
         """Drop an agent's idle cache and its manifest. Returns False if it has neither."""
         found = self._agents.forget(agent_id, tenant)
-        if self._drafts is not None:
-            self._drafts.forget(tenant)
+        if self._sequences.drafts is not None:
+            self._sequences.drafts.forget(tenant)
         return found
 
     def fork(self, agent_id: str, new_agent_id: str, *, tenant: str = "") -> None:
@@ -297,8 +296,8 @@ class BlockPoolBatchEngine:
 
     def close(self, *, keep_store: bool = False) -> None:
         """End the engine. Also closes the store unless `keep_store`."""
-        if self._drafts is not None:
-            self._drafts.close()
+        if self._sequences.drafts is not None:
+            self._sequences.drafts.close()
         if self._ahead is not None:
             self._ahead.close()
         if self._prefixes is not None:

@@ -55,9 +55,8 @@ def limits_rows(layer: Module) -> bool:
 def use_rows_up_to(layer: Module, most: int) -> None:
     """Limit the rows for which our kernel multiplies plain weights: MLX's kernels are faster with
     many rows."""
-    product = _product_of(layer)
-    if product is not None and product.is_plain:
-        product.most = most
+    if limits_rows(layer):
+        cast(Product, _product_of(layer)).most = most
 
 
 def adds(layer: Module) -> bool:
@@ -131,9 +130,8 @@ def _added(layer: Module, h: mx.array, x: mx.array) -> mx.array:
 def _in_parts(layer: Module, compute: Callable[..., _Found], *arrays: mx.array) -> _Found:
     """Call `compute` with `arrays`, (rows, 1, ...), once for each of the layer's parts."""
     n_rows, sizes = arrays[0].shape[0], parts_of(layer)
-    if not sizes or n_rows in sizes or arrays[0].shape[1:-1] != (1,):
-        return compute(*arrays)
-    if n_rows > cast(int, vars(layer)[_MOST]):
+    is_step = arrays[0].shape[1:-1] == (1,)
+    if not sizes or n_rows in sizes or not is_step or n_rows > cast(int, vars(layer)[_MOST]):
         return compute(*arrays)
     edges = list(itertools.accumulate(divide(n_rows, sizes)))
     if edges[-1] > n_rows:

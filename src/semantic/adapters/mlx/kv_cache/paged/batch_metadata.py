@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -283,6 +283,19 @@ def _planned(
         step + made.steps,
         moves,
     )
+
+
+def rows_of(
+    chunks: Iterable[tuple[PagedSequence, int, int]],
+) -> tuple[list[PagedSequence], list[int]]:
+    """Return the sequences and positions of the rows for sequences' next tokens. A chunk has a
+    sequence, its length and the number of tokens."""
+    sequences: list[PagedSequence] = []
+    positions: list[int] = []
+    for sequence, length, n_tokens in chunks:
+        sequences += [sequence] * n_tokens
+        positions += range(length, length + n_tokens)
+    return sequences, positions
 
 
 class MetadataCache:

@@ -16,7 +16,11 @@ from semantic.adapters.mlx.arrays import Heads, plain
 from semantic.adapters.mlx.kv_cache.contiguous.cache import Mask, mask_over
 from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import nothing_of
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PagedAttention, PrefillChunk
-from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata, MetadataCache
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
+    BatchMetadata,
+    MetadataCache,
+    rows_of,
+)
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTable
 
 
@@ -208,32 +212,24 @@ class PagedBatch:
     def drafted(self, counts: Sequence[int]) -> PagedBatch:
         """Return a batch with `counts[i]` rows for the next tokens of sequence i. Its rows get the
         bits of one token at a time."""
-        sequences: list[PagedSequence] = []
-        positions: list[int] = []
-        for one, length, n in zip(self._metadata.sequences, self._lengths(), counts, strict=True):
-            sequences += [one] * n
-            positions += range(length, length + n)
-        metadata = self._layer.shared.get(sequences, positions)
+        given = zip(self._metadata.sequences, self._lengths(), counts, strict=True)
+        metadata = self._layer.shared.get(*rows_of(given))
         found = PagedBatch(self._layer, metadata, (), write_first=True, together=False)
         found._last = self._last
         return found
 
     def keep(self, drafted: PagedBatch, counts: Sequence[int]) -> None:
         """Append the first `counts[i]` tokens that sequence i got in the step of `drafted`."""
-        metadata, lengths = self._metadata, self._lengths()
-        ends: dict[PagedSequence, int] = {}
-        for sequence, position in zip(
-            drafted._metadata.sequences, drafted._metadata.lengths, strict=True
-        ):
-            ends[sequence] = position + 1
+        sequences, written = self._metadata.sequences, drafted._metadata
+        last = dict(zip(written.sequences, written.lengths, strict=True))  # positions
         kind = self._layer.kind
         # All tokens of the step are in the pages, and have replaced the oldest ones.
         self._firsts = [
-            one.tables[kind].pool.kind.first_kept(first, ends[one])
-            for one, first in zip(metadata.sequences, self._firsts, strict=True)
+            one.tables[kind].pool.kind.first_kept(first, last[one] + 1)
+            for one, first in zip(sequences, self._firsts, strict=True)
         ]
-        lengths = [length + n for length, n in zip(lengths, counts, strict=True)]
-        self._metadata = self._layer.shared.get(metadata.sequences, lengths)
+        lengths = [length + n for length, n in zip(self._lengths(), counts, strict=True)]
+        self._metadata = self._layer.shared.get(sequences, lengths)
         self._step, self._tokens, self._last = 0, None, drafted._last
 
     def extract(self, idx: int, n_unread: int = 0) -> PagedCache:

@@ -28,6 +28,7 @@ from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     RowSize,
     exact,
     row_size,
+    rows_of,
 )
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch, PagedCache, PagedLayer
 from semantic.adapters.mlx.kv_cache.paged.page_pool import (
@@ -316,13 +317,10 @@ def _fit(
 
 
 def _rows_of(chunks: Sequence[tuple[Sequence[PagedCache], int]], size: RowSize) -> BatchMetadata:
-    sequences: list[PagedSequence] = []
-    positions: list[int] = []
-    for caches, n_tokens in chunks:
-        paged = first_paged(caches)
+    given = [(first_paged(caches), n_tokens) for caches, n_tokens in chunks]
+    for paged, n_tokens in given:
         paged.sequence.reserve(paged.offset + n_tokens)
-        sequences += [paged.sequence] * n_tokens
-        positions += range(paged.offset, paged.offset + n_tokens)
+    sequences, positions = rows_of((one.sequence, one.offset, n_tokens) for one, n_tokens in given)
     return BatchMetadata(tuple(sequences), tuple(positions), size)
 
 
