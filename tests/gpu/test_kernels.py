@@ -19,6 +19,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import deepseek_v3, gemma3_text, llama
 
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.batch.draft_costs import StepSeconds
 from semantic.adapters.mlx.kv_cache.forms import AttentionFor, find_kernels
 from semantic.adapters.mlx.kv_cache.paged.attention import (
     DecodeStep,
@@ -26,7 +27,7 @@ from semantic.adapters.mlx.kv_cache.paged.attention import (
     PortableAttention,
     PrefillChunk,
 )
-from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata, LateMetadata
 from semantic.adapters.mlx.kv_cache.paged.dialect import CUDA, METAL
 from semantic.adapters.mlx.kv_cache.paged.kernels import PagedKernels, computable
 from semantic.adapters.mlx.kv_cache.paged.page_pool import (
@@ -45,6 +46,7 @@ from semantic.domain.value_objects import (
     SamplingParams,
     SequenceId,
 )
+from tests.support.drafted_schedules import run_schedules
 from tests.support.lanes import THOROUGH
 from tests.support.one_batch import beside_others, said_by, same_bits
 from tests.support.reference import logit_gap
@@ -432,6 +434,66 @@ def test_a_row_has_the_same_bits_alone_and_beside_rows_of_any_lengths(
         assert same, f"{which}: {case}, {lengths[row]} in {rows}"
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_drafted_rows_have_the_bits_of_one_token_at_a_time(case: Case, which: str) -> None:
+    """Also where a draft begins a split or a block, and where splits double."""
+    lengths = (0, 250, 300) if which == PORTABLE else (0, 1, 250, 505, 700, 1022, 4999, 32_760)
+    counts = [(16, 5, 1, 12, 3, 7, 4, 16)[i] for i in range(len(lengths))]
+    if case.kind.ring is not None and case.window is not None:
+        most = case.kind.ring * BLOCK_TOKENS - case.window + 1
+        counts = [min(count, most) for count in counts]
+    sinks, heads = sinks_of(case), case.kv_heads * case.group
+    firsts = [sum(counts[:i]) for i in range(len(counts))]
+    widths = (case.dim, case.dim, case.widths[1], case.widths[1])
+    q, k, v, rope = (
+        drawn(seed, sum(counts), n_heads, 1, width, dtype=case.dtype)
+        for seed, (n_heads, width) in enumerate(
+            zip((heads, case.kv_heads, case.kv_heads, heads), widths, strict=True)
+        )
+    )
+    one_by_one, drafted = Batch(case, lengths), Batch(case, lengths)
+
+    def attended(batch: Batch, rows: Sequence[tuple[int, int]]) -> mx.array:
+        batch.others.clear()
+        metadata = BatchMetadata(
+            tuple(PagedSequence([batch.tables[i]]) for i, _ in rows)
+            if batch is one_by_one
+            else tuple(shared[i] for i, _ in rows),
+            tuple(lengths[i] + at for i, at in rows),
+        )
+        taken = [
+            mx.concatenate([one[firsts[i] + at :][:1] for i, at in rows]) for one in (q, k, v, rope)
+        ]
+        step = DecodeStep(
+            taken[0], taken[1], taken[2], metadata, 0, 0, 1, 0.1, sinks, None,
+            rope=taken[3] if case.latent else None,
+        )  # fmt: skip
+        out = case.attention(which).attend(step)
+        mx.eval(out)
+        return out
+
+    shared = [PagedSequence([table]) for table in drafted.tables]
+    rows = [(i, at) for i, count in enumerate(counts) for at in range(count)]
+    found = attended(drafted, rows)
+    for at in range(max(counts)):
+        alone = [(i, at) for i, count in enumerate(counts) if at < count]
+        for (i, _), out in zip(alone, attended(one_by_one, alone), strict=True):
+            assert mx.array_equal(found[firsts[i] + at], out), (
+                f"{which}: {case}, draft {at} after {lengths[i]} tokens"
+            )
+    for i, count in enumerate(counts):
+        tables = one_by_one.tables[i], drafted.tables[i]
+        for at in range(lengths[i], lengths[i] + count):
+            block = at // BLOCK_TOKENS % (case.kind.ring or 1 << 30)
+            one, other = (
+                table.pool.kind.keys_and_values(table.pool.data[table.pages[block], 1])
+                for table in tables
+            )
+            for mine, theirs in zip(one, other, strict=True):
+                slot = at % BLOCK_TOKENS
+                assert mx.array_equal(mine[:, slot], theirs[:, slot])
+
+
 @pytest.mark.parametrize("case", [CASES[4], CASES[3], CASES[7]], ids=str)
 def test_attention_stays_right_over_the_edges_of_items_and_blocks(case: Case, which: str) -> None:
     """A plan is made anew when its items are full, and columns are added on the way."""
@@ -723,6 +785,29 @@ def test_a_batch_in_pages_says_what_one_in_buffers_says(build: object, which: st
             f"{which}: sequence {number} parts after {len(seen)} tokens: {found[same]}, "
             f"expected {expected[same]}, logits differ by {gap:.2e}"
         )
+
+
+@pytest.mark.parametrize("build", [small_llama, small_gemma3, small_latent])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+def test_drafts_change_no_bit(
+    build: object, dtype: mx.Dtype, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the kernels, some passes are built before their tokens are known."""
+    monkeypatch.setattr(StepSeconds, "of", lambda *_, **__: 1.0)  # drafts always pay
+    fill, filled = LateMetadata.fill, list[bool]()
+
+    def counted(self: LateMetadata, real: BatchMetadata) -> bool:
+        filled.append(fill(self, real))
+        return filled[-1]
+
+    monkeypatch.setattr(LateMetadata, "fill", counted)
+    assert callable(build)
+    model = build()
+    model.set_dtype(dtype)
+    backend = wrap_model(model, "pages", attention=attention_for(which), exact_batch="on")
+    assert not backend.drafts_problem
+    run_schedules(backend, 3 if which == PORTABLE else 20)
+    assert any(filled) == (which != PORTABLE)
 
 
 @pytest.mark.parametrize("build", [small_llama, small_gemma3, small_latent])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 
-from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch.batch_rows import BatchRows
 from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch
 from semantic.adapters.mlx.batch.draft_costs import StepSeconds
@@ -20,22 +18,14 @@ from semantic.adapters.stores.histories import Histories
 from semantic.application.engine.submission import Submission
 from semantic.domain.grammar import Grammar
 from semantic.domain.identity import Hints
-from semantic.domain.value_objects import (
-    Lane,
-    SampledToken,
-    SamplingParams,
-    SequenceId,
-    ThinkingBudget,
-    whole_blocks,
-)
+from semantic.domain.value_objects import Lane, SamplingParams, SequenceId, ThinkingBudget
 from semantic.ports.generation import Draft
-from tests.support.drafted import DRAFTED, Oracle, drafted_backend
+from tests.support.drafted import DRAFTED, drafted_backend
+from tests.support.drafted_schedules import run_schedules
 from tests.support.in_pages import tiny_backend
 from tests.support.lanes import THOROUGH
-from tests.support.preempted import preempted, resumed
 from tests.support.rig import Rig
 from tests.support.text_tokenizer import text_tokenizer
-from tests.support.tiny_models import VOCAB
 
 KINDS = ("llama", "gemma3", "deepseek_v3", "moe")
 """Full attention, windows, latents and experts."""
@@ -50,131 +40,11 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lanes, "_PROMPT", 40)
 
 
-def params_of(draw: random.Random) -> SamplingParams:
-    """Greedy or seeded, with or without penalties and log-probabilities."""
-    return SamplingParams(
-        temperature=draw.choice((0.0, 1.0)),
-        seed=draw.randrange(1 << 40),
-        top_k=draw.choice((0, 20)),
-        frequency_penalty=draw.choice((0.0, 0.0, 0.7)),
-        repetition_penalty=draw.choice((None, None, 1.3)),
-        logprobs=draw.choice((None, 1)),
-    )
-
-
-class Talk:
-    """A sequence from its prompt to the end of its answer."""
-
-    def __init__(self, draw: random.Random) -> None:
-        self.prompt = [draw.randrange(VOCAB) for _ in range(draw.choice((5, 40, 255, 300)))]
-        self.params = params_of(draw)
-        self.n_tokens = draw.randint(3, 20)
-        self.said: list[SampledToken] = []
-
-    @property
-    def history(self) -> list[int]:
-        return [*self.prompt, *(one.token for one in self.said)]
-
-
-def begin(
-    backend: MLXBackend, talk: Talk, sequence: SequenceId, oracle: Oracle | None = None
-) -> None:
-    *before, last = talk.history
-    backend.start(sequence, last, before, talk.params, len(talk.said), oracle)
-
-
-def opened(backend: MLXBackend, talk: Talk) -> SequenceId:
-    sequence = backend.open(whole_blocks(len(talk.prompt) + 2))
-    backend.prefill(sequence, talk.prompt[:-1])
-    return sequence
-
-
-def alone(backend: MLXBackend, talk: Talk) -> list[SampledToken]:
-    """The answer without drafts and companions."""
-    sequence = opened(backend, talk)
-    begin(backend, talk, sequence)
-    said: list[SampledToken] = []
-    for _ in range(talk.n_tokens):
-        backend.reserve(sequence, whole_blocks(len(talk.prompt) + len(said) + 2))
-        said += backend.decode()
-    backend.close(sequence)
-    return said
-
-
-class Schedule:
-    """Talks that begin, pause, are preempted, go on and end at random steps."""
-
-    def __init__(self, backend: MLXBackend, talks: Sequence[Talk], draw: random.Random) -> None:
-        self._backend, self._draw = backend, draw
-        self._expected = {id(talk): alone(backend, talk) for talk in talks}
-        self._waiting = list(talks)
-        self._running: dict[SequenceId, Talk] = {}
-        self.oracles: list[Oracle] = []
-
-    def run(self) -> None:
-        while self._waiting or self._running:
-            if self._waiting and (not self._running or self._draw.random() < 0.4):
-                talk = self._waiting.pop()
-                self._start(talk, opened(self._backend, talk))
-            self._step()
-            if self._running and self._draw.random() < 0.15:
-                self._interrupt(self._draw.choice(list(self._running)))
-
-    def _start(self, talk: Talk, sequence: SequenceId) -> None:
-        answer = [one.token for one in self._expected[id(talk)]]
-        self.oracles.append(Oracle(answer[len(talk.said) :], self._draw))
-        if self._draw.random() < 0.2:
-            begin(self._backend, talk, sequence)
-        else:
-            begin(self._backend, talk, sequence, self.oracles[-1])
-        self._running[sequence] = talk
-
-    def _step(self) -> None:
-        for sequence, talk in self._running.items():
-            self._backend.reserve(sequence, whole_blocks(len(talk.history) + 2))
-        tokens = self._backend.decode()
-        assert len({one.sequence for one in tokens}) == len(tokens)
-        for one in tokens:
-            talk = self._running[one.sequence]
-            talk.said.append(one)
-            if len(talk.said) == talk.n_tokens:
-                self._end(one.sequence)
-
-    def _interrupt(self, sequence: SequenceId) -> None:
-        backend, talk = self._backend, self._running.pop(sequence)
-        following = backend.pause(sequence)
-        assert backend.length(sequence) == len(talk.history)
-        expected = self._expected[id(talk)][len(talk.said)]
-        assert following is None or following.token == expected.token
-        if following is not None and len(talk.said) + 1 < talk.n_tokens:
-            talk.said.append(following)
-        else:
-            capacity = whole_blocks(len(talk.history) + 2)
-            blocks = preempted(backend, sequence, talk.history, capacity)
-            sequence = resumed(backend, blocks, capacity)
-        self._start(talk, sequence)
-
-    def _end(self, sequence: SequenceId) -> None:
-        talk = self._running.pop(sequence)
-        assert self._backend.length(sequence) == len(talk.history)
-        expected = self._expected[id(talk)]
-        assert [one.token for one in talk.said] == [one.token for one in expected]
-        assert [one.logprob for one in talk.said] == [one.logprob for one in expected]
-        self._backend.close(sequence)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_change_no_answer(kind: str) -> None:
     backend = drafted_backend(kind + DRAFTED)
     assert not backend.drafts_problem
-    n_checked = n_accepted = 0
-    for seed in range(SCHEDULES):
-        draw = random.Random(seed)
-        schedule = Schedule(backend, [Talk(draw) for _ in range(draw.randint(1, 4))], draw)
-        schedule.run()
-        n_checked += sum(one.n_checked for one in schedule.oracles)
-        n_accepted += sum(one.n_accepted for one in schedule.oracles)
-    assert 0 < n_accepted < n_checked
+    run_schedules(backend, SCHEDULES)
 
 
 def test_a_recurrent_model_says_why_it_has_no_drafts() -> None:
@@ -266,9 +136,9 @@ def checked_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     drafted_logits = BatchRows.drafted_logits
 
-    def counted(self: BatchRows, inputs: mx.array, counts: Sequence[int]) -> mx.array:
-        rows.append(inputs.size)
-        return drafted_logits(self, inputs, counts)
+    def counted(self: BatchRows, tokens: Sequence[int], counts: Sequence[int]) -> mx.array:
+        rows.append(len(tokens))
+        return drafted_logits(self, tokens, counts)
 
     monkeypatch.setattr(BatchRows, "drafted_logits", counted)
     return rows

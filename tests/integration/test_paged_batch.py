@@ -15,9 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     BatchMetadata,
+    LateMetadata,
     MetadataCache,
     StepPlan,
     row_size,
+    rows_of,
 )
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.kernel_source import ITEM_INTS
@@ -222,6 +224,54 @@ def test_a_plan_is_kept_as_long_as_it_is_good_and_knows_columns_that_came_later(
                 ring = table.pool.kind.ring
                 assert found == table.pages[block if ring is None else block % ring]
     assert 2 <= len(plans) <= 12
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_metadata_that_come_late_are_those_of_rows_known_before(window: int | None) -> None:
+    row, other = row_of(700, window), row_of(30, window)
+    sequences = [one.caches[0].sequence for one in (row, other)]
+
+    def rows(*counts: int, more: int = 0) -> BatchMetadata:
+        given = zip(sequences, (700, 30), counts, strict=True)
+        chunks = [(sequence, length + more, n) for sequence, length, n in given]
+        found, positions = rows_of(chunks)
+        return BatchMetadata(tuple(found), tuple(positions), row_size)
+
+    late = LateMetadata(rows(3, 4))
+    plan, positions = late.plan(0, 0, 8, 4), late.positions(0) + 0
+    assert late.plan(0, 0, 8, 4) is plan
+    real = rows(6, 1, more=2)
+    assert not late.fill(rows(6, 3)), "9 rows, with padding 16"
+    assert not late.fill(rows(1, 1)), "few rows would cost more than they should"
+    assert late.fill(real)
+    assert positions.tolist() == [*range(702, 708), 32, 1]
+    expected = real.split(0, 0, 8, 4, plan.n_items)
+    numbers = cast("list[int]", plan.plan.tolist())
+    assert numbers[: len(expected.numbers)] == expected.numbers
+    assert not any(numbers[len(expected.numbers) :])
+    assert cast("list[int]", plan.spans.tolist())[: 2 * 7] == expected.spans
+    assert plan.n_results >= expected.n_results
+    few = real.split(0, 0, 8, 4)
+    for item in range(plan.n_items):
+        mine = expected.numbers[item * ITEM_INTS : (item + 1) * ITEM_INTS]
+        if item < few.n_items:
+            theirs = few.numbers[item * ITEM_INTS : (item + 1) * ITEM_INTS]
+            moved = (plan.n_items - few.n_items) * ITEM_INTS
+            assert mine == [*theirs[:3], theirs[3] + moved, *theirs[4:]]
+        else:
+            assert mine[1] == mine[2], "an item without keys"
+            assert mine[5] == 1, "no thread group waits for others"
+
+
+def test_metadata_that_come_late_have_no_room_for_another_pool() -> None:
+    row = row_of(100, None)
+    sequence = row.caches[0].sequence
+    late = LateMetadata(BatchMetadata((sequence,) * 2, (100, 101)))
+    late.plan(0, 0, 8, 4)
+    assert late.fill(BatchMetadata((sequence,) * 2, (102, 103)))
+    pool = sequence.tables[0].pool
+    pool.grow(pool.n_pages + 1)
+    assert not late.fill(BatchMetadata((sequence,) * 2, (102, 103)))
 
 
 def test_the_handle_of_a_batch_has_a_token_of_each_row() -> None:

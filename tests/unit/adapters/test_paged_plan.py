@@ -17,6 +17,7 @@ from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     SplitPlan,
     chunk_for,
     cut_at_blocks,
+    equal_runs,
     joined_runs,
     plan_split,
     split_for,
@@ -87,7 +88,7 @@ def require_right(plan: SplitPlan, rows: list[RowPages], step: int) -> None:
         split = split_for(replace(row, position=position))
         index = 0
         for item in mine:
-            assert item[4:] == [first, n_splits, index, 1, split, len(mine)]
+            assert item[4:] == [first, n_splits, index, 1, split, len(mine), 0]
             assert item[1] % split == 0
             assert (item[2] - item[1]) % split == 0
             index += (item[2] - item[1]) // split
@@ -160,7 +161,7 @@ def test_a_row_has_the_same_splits_alone_among_others_and_in_a_plan_made_earlier
     def splits_in(plan: SplitPlan, number: int) -> list[int]:
         items = [plan.numbers[i * ITEM_INTS : (i + 1) * ITEM_INTS] for i in range(plan.n_items)]
         mine = [item for item in items if item[0] == number]
-        return [at for _, start, stop, *_, split, _ in mine for at in range(start, stop, split)]
+        return [at for _, start, stop, *_, split, _, _ in mine for at in range(start, stop, split)]
 
     together = planned(rows)
     earlier = [replace(row, position=max(0, row.position - back)) for row in rows]
@@ -196,6 +197,38 @@ def test_in_a_ring_no_token_lies_where_another_is_attended_to(window: int) -> No
 
 @given(
     rows=pages_of_rows(), extra=st.lists(st.integers(0, 40), min_size=4, max_size=4),
+    most=st.sampled_from([1, 3, 4, 16]),
+)  # fmt: skip
+@settings(max_examples=examples(60, thorough=1000))
+def test_rows_that_are_computed_together_have_the_splits_that_they_have_alone(
+    rows: list[RowPages], extra: list[int], most: int
+) -> None:
+    all_rows = [
+        replace(row, position=row.position - back)
+        for row, n in zip(rows, itertools.cycle(extra), strict=False)
+        for back in range(min(n, row.position), -1, -1)
+    ]
+    splits = own_splits(all_rows)
+    firsts, runs = equal_runs(all_rows, splits, most)
+    assert [*itertools.accumulate(run.n_rows for run in runs)] == [*firsts[1:], len(all_rows)]
+    for first, (n_rows, n_before) in zip(firsts, runs, strict=True):
+        assert n_rows <= most
+        before = all_rows[first - n_before : first + n_rows]
+        assert all(one.pages is before[0].pages for one in before)
+        assert [one.position for one in before] == list(
+            range(before[0].position, before[0].position + len(before))
+        )
+        is_first = first == n_before or all_rows[first - n_before - 1].pages is not before[0].pages
+        assert is_first, "all rows of the sequence that the step adds are known"
+        assert all(one == splits[first] for one in splits[first : first + n_rows])
+    plan = plan_split([all_rows[i] for i in firsts], [splits[i] for i in firsts], SHORTEST, runs)
+    counts = [len(one) for one in splits]
+    starts = [0, *itertools.accumulate(counts)][:-1]
+    assert plan.spans == [x for pair in zip(starts, counts, strict=True) for x in pair]
+
+
+@given(
+    rows=pages_of_rows(), extra=st.lists(st.integers(0, 40), min_size=4, max_size=4),
     most=st.sampled_from([1, 3, 16, 32]), chunk=chunks,
 )  # fmt: skip
 @settings(max_examples=examples(60, thorough=1000))
@@ -208,14 +241,14 @@ def test_runs_of_rows_read_what_each_of_their_rows_attends_to(
         for back in range(min(n, row.position), -1, -1)
     ]
     joined, runs = joined_runs(all_rows, most)
-    assert sum(runs) == len(all_rows)
-    assert max(runs) <= most
+    assert sum(run.n_rows for run in runs) == len(all_rows)
+    assert max(run.n_rows for run in runs) <= most
     plan = plan_split(joined, own_splits(joined, chunk), chunk, runs)
     assert plan.n_results == sum(plan.spans[1::2])
     items = [plan.numbers[i * ITEM_INTS : (i + 1) * ITEM_INTS] for i in range(plan.n_items)]
     results: set[int] = set()
     for item in items:
-        number, _, _, _, first, n_items, index, n_rows, _, _ = item
+        number, _, _, _, first, n_items, index, n_rows, _, _, _ = item
         mine = all_rows[number : number + n_rows]
         assert all(one.pages is mine[0].pages for one in mine)
         assert [one.position - mine[0].position for one in mine] == list(range(n_rows))
@@ -226,7 +259,7 @@ def test_runs_of_rows_read_what_each_of_their_rows_attends_to(
             results.add(first + at * n_items + index)
     assert results == set(range(plan.n_results))
     number = 0
-    for run, n_rows in zip(joined, runs, strict=True):
+    for run, (n_rows, _) in zip(joined, runs, strict=True):
         own = [item for item in items if item[0] == number]
         pieces = [one for item in own for one in pieces_read(plan, item, run, run.position)]
         assert pieces[0].start == all_rows[number].first

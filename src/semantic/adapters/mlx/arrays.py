@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -94,6 +95,22 @@ def on_device_async(numbers: Sequence[int]) -> mx.array:
     array = on_device(numbers)
     async_eval(array)
     return array
+
+
+class Late:
+    """Numbers, (n,), for arrays that depend on them before `write` gives their values."""
+
+    __slots__ = ("_given", "array")
+
+    def __init__(self, n: int, dtype: mx.Dtype = mx.int32) -> None:
+        self._given = mx.array([0] * n, dtype=mx.int64)  # in host memory; see `on_device`
+        self.array = self._given.astype(dtype)
+        """The numbers in device memory, 0 by default. Evaluate it after `write`."""
+
+    def write(self, numbers: Sequence[int]) -> None:
+        """Write the first numbers."""
+        data = struct.pack(f"{len(numbers)}q", *numbers)
+        bytes_of(self._given)[: len(data)] = data
 
 
 def token_ids(tokens: Sequence[Sequence[int]]) -> mx.array:

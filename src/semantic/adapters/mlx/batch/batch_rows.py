@@ -9,9 +9,11 @@ from typing import NamedTuple, cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from semantic.adapters.mlx.arrays import Late, async_eval
 from semantic.adapters.mlx.kv_cache.contiguous.cache import RaggedBatch
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.adapters.mlx.kv_cache.merged import BatchLayer, merge, pad, state_shapes, states
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import LateMetadata
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch
 from semantic.domain.value_objects import Lane
 
@@ -19,6 +21,15 @@ from semantic.domain.value_objects import Lane
 class _Group(NamedTuple):
     n_rows: int
     layers: list[BatchLayer]
+
+
+class _Prepared(NamedTuple):
+    """A pass over tokens that come later."""
+
+    inputs: Late
+    metadata: LateMetadata
+    layers: list[PagedBatch]
+    logits: mx.array
 
 
 class BatchRows:
@@ -32,6 +43,7 @@ class BatchRows:
         self._lane = Lane() if lane is None else lane
         self._groups: list[_Group] = []
         self._drafted: list[PagedBatch] = []  # the pass that `keep` ends
+        self._prepared: _Prepared | None = None
 
     @property
     def layers(self) -> list[BatchLayer]:
@@ -45,6 +57,7 @@ class BatchRows:
 
     def join(self, sequences: Sequence[Sequence[LayerCache]]) -> None:
         """Append `sequences` to the batch, with one row per sequence."""
+        self._prepared = None
         most = self._lane.most_per_step or len(sequences)
         runs = [list(run) for _, run in itertools.groupby(sequences, state_shapes)]
         for members in (run[i : i + most] for run in runs for i in range(0, len(run), most)):
@@ -57,7 +70,7 @@ class BatchRows:
 
     def leave(self, at: int, n_unread: int = 0) -> list[LayerCache]:
         """Remove row number `at` and return its caches, without their last `n_unread` tokens."""
-        number = 0
+        number, self._prepared = 0, None
         while at >= self._groups[number].n_rows:
             at -= self._groups[number].n_rows
             number += 1
@@ -77,6 +90,7 @@ class BatchRows:
 
     def logits(self, inputs: mx.array) -> mx.array:
         """Append one token of `inputs` to each row. Return the step's logits, (rows, vocab)."""
+        self._prepared = None
         if len(self._groups) == 1:
             return self._group_logits(inputs, self._groups[0].layers)
         found: list[mx.array] = []
@@ -87,12 +101,33 @@ class BatchRows:
         self._join_groups()
         return mx.concatenate(found)
 
-    def drafted_logits(self, inputs: mx.array, counts: Sequence[int]) -> mx.array:
-        """Append `counts[i]` tokens of `inputs` to row i, all in pages. Return the logits after
-        each token, (tokens, vocab). Call `keep` before any other method."""
+    def drafted_logits(self, tokens: Sequence[int], counts: Sequence[int]) -> mx.array:
+        """Append `counts[i]` of `tokens` to row i, all in pages. Return the logits after each
+        token, (tokens, vocab). Call `keep` before any other method but `prepare`."""
         ((_, layers),) = self._groups
-        self._drafted = [cast(PagedBatch, layer).drafted(counts) for layer in layers]
-        return self._group_logits(inputs, self._drafted)
+        paged = [cast(PagedBatch, layer) for layer in layers]
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared.metadata.fill(real := paged[0].metadata_of(counts)):
+            prepared.inputs.write(tokens)
+            async_eval(prepared.inputs.array)
+            for layer in prepared.layers:
+                layer.fill(real)
+            self._drafted = prepared.layers
+            return prepared.logits[: len(tokens)]
+        self._drafted = [layer.drafted(counts) for layer in paged]
+        return self._group_logits(mx.array([*tokens], mx.uint32), self._drafted)
+
+    def prepare(self) -> None:
+        """Build the pass after that of `drafted_logits`, for as many tokens. The device need not
+        wait for it later. Call this while `drafted_logits` computes."""
+        if not self._drafted or not all(layer.can_follow for layer in self._drafted):
+            return
+        metadata = self._drafted[0].late_metadata()
+        layers = [layer.following(metadata) for layer in self._drafted]
+        inputs = Late(metadata.n_rows, mx.uint32)
+        self._prepared = _Prepared(
+            inputs, metadata, layers, self._group_logits(inputs.array, layers)
+        )
 
     def keep(self, counts: Sequence[int]) -> None:
         """Keep only the first `counts[i]` tokens that `drafted_logits` appended to row i."""

@@ -274,6 +274,7 @@ class ContinuousBatch:
         """Read the step in flight, and launch a step that checks the drafts of what follows."""
         found: list[Emitted] = []
         if self._checked is not None:
+            self._caches.prepare()
             self._accept(self._checked)
         elif not self._emitted:
             found = self._read(inputs, self._sampled())
@@ -303,8 +304,7 @@ class ContinuousBatch:
         """Launch a step that follows `tokens`, the rows' last tokens, with the rows' drafts."""
         given = [[token, *row.drafts] for row, token in zip(self._rows, tokens, strict=True)]
         counts = [len(one) for one in given]
-        inputs = mx.array([token for one in given for token in one], mx.uint32)
-        logits = self._caches.drafted_logits(inputs, counts)
+        logits = self._caches.drafted_logits([*itertools.chain(*given)], counts)
         normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)
         normalized, after = normalizers, [[row.processors] for row in self._rows]
         if any(row.processors for row in self._rows):

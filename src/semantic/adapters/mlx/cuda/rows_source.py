@@ -1,6 +1,7 @@
-"""CUDA source text of attention for several prompt tokens of a sequence.
+"""CUDA source text of attention with matrix instructions.
 
-Consecutive tokens attend to almost the same keys, so a thread group reads these keys once.
+Consecutive tokens of a sequence attend to almost the same keys, so a thread group reads these keys
+once: `ATTEND_ROWS` for a chunk of a prompt, `ATTEND_RUN` for a decode step with drafts.
 """
 
 from __future__ import annotations
@@ -11,32 +12,44 @@ KEYS = 32
 WARP_QUERIES = 16
 """The number of queries per matrix instruction."""
 
-# A row of a tile is NK or NV vectors of 16 bytes, plus one vector of padding: at this odd distance,
+# Write the run's tokens that an item holds to their pages.
+_NEW_TOKENS = """
+  for (int at = max(pos, item[1]); at < min(pos + n_rows, item[2]); at++) {
+    T* page = (T*)pages + plan[table + (at >> 8)] * PAGE_SIZE;
+    uint4* to_k = (uint4*)(page + keys_at + (size_t)(at & 255) * DK);
+    uint4* to_v = (uint4*)(page + values_at + (size_t)(at & 255) * DV);
+    const uint4* from_k = (const uint4*)(new_k + (at - fresh) * k_strides[0]);
+    const uint4* from_v = (const uint4*)(new_v + (at - fresh) * v_strides[0]);
+    for (int x = tid; x < KV; x += ALL) to_k[x] = from_k[x];
+    for (int x = tid; x < VV; x += ALL) to_v[x] = from_v[x];
+  }
+"""
+
+# A row of a tile is KV or VV vectors of 16 bytes, plus one vector of padding: at this odd distance,
 # eight rows begin in different banks. `mma` multiplies 16 x 16 by 16 x 8 numbers; a lane holds two
 # rows of a result.
-ATTEND_ROWS = """
-  constexpr int VEC = 16 / sizeof(T);
-  constexpr int NK = DK / VEC, NV = DV / VEC;
+ATTEND_ROWS = (
+    """
   constexpr int D = DV;
-  constexpr int PITCH = NK + 1, V_PITCH = NV + 1;
-  constexpr int N = 32;
+  constexpr int PITCH = KV + 1, V_PITCH = VV + 1;
+  constexpr int N = 32, ALL = 128;
   constexpr int M = 64 * MT;
   constexpr int IN_TILE = N * (PITCH + V_PITCH);
   constexpr float NONE = -1e30f;
   constexpr float LOG2E = 1.4426950408889634f;
   const int head = gy;
-  const int* item = plan + gx * 10;
+  const int* item = plan + gx * 11;
   const int row = item[0], start = item[1], stop = item[2];
   const int first = item[4], n_splits = item[5], index = item[6], n_rows = item[7];
-  const int* page_table = plan + item[3];
-  const int pos = positions[row];
+  const int table = item[3] - (start >> 8), n_before = item[10];
+  const int pos = positions[row], fresh = pos - n_before;
   const int begin = WINDOW > 0 ? max(start, pos - WINDOW + 1) : start;
   const int end = min(stop, pos + n_rows);
   const int heads = H * G, n_queries = n_rows * G;
-  const size_t layer_size = (size_t)256 * H * (DK + DV);
-  const size_t page_size = layer_size * LAYERS;
-  const size_t keys_at = layer_size * layer[0] + (size_t)256 * DK * head;
-  const size_t values_at = layer_size * layer[0] + (size_t)256 * (H * DK + DV * head);
+  const size_t keys_at = LAYER_SIZE * layer[0] + (size_t)256 * DK * head;
+  const size_t values_at = LAYER_SIZE * layer[0] + ALL_KEYS + (size_t)256 * DV * head;
+  const T* new_k = k + (size_t)(row - n_before) * k_strides[0] + (size_t)head * k_strides[1];
+  const T* new_v = v + (size_t)(row - n_before) * v_strides[0] + (size_t)head * v_strides[1];
   const float scale = FLOAT_OF(layer[1]) * LOG2E;
   const int warp = tid >> 5, lane = tid & 31;
   uint4* queries = space;            // [M][PITCH]
@@ -44,40 +57,47 @@ ATTEND_ROWS = """
 
 #define FETCH(tile, stage)                                                                   \\
   if ((tile) < end) {                                                                        \\
-    const T* page = pages + page_table[((tile) >> 8) - (start >> 8)] * page_size;            \\
-    const uint4* page_k = (const uint4*)(page + keys_at) + ((tile) & 255) * NK;              \\
-    const uint4* page_v = (const uint4*)(page + values_at) + ((tile) & 255) * NV;            \\
+    const T* page = pages + plan[table + ((tile) >> 8)] * PAGE_SIZE;                         \\
+    const uint4* page_k = (const uint4*)(page + keys_at) + ((tile) & 255) * KV;              \\
+    const uint4* page_v = (const uint4*)(page + values_at) + ((tile) & 255) * VV;            \\
     uint4* to = tiles + (stage) * IN_TILE;                                                   \\
-    for (int x = tid; x < N * NK; x += 128) {                                                \\
-      const int t = (tile) + x / NK;                                                         \\
-      COPY16(to + x / NK * PITCH + x % NK, page_k + x, t >= begin && t < end);               \\
+    for (int x = tid; x < N * KV; x += ALL) {                                                \\
+      const int t = (tile) + x / KV;                                                         \\
+      const uint4* new_t = (const uint4*)(new_k + (t - fresh) * k_strides[0]);               \\
+      COPY16(to + x / KV * PITCH + x % KV, t < fresh ? page_k + x : new_t + x % KV,          \\
+             t >= begin && t < end);                                                         \\
     }                                                                                        \\
-    for (int x = tid; x < N * NV; x += 128) {                                                \\
-      const int t = (tile) + x / NV;                                                         \\
-      COPY16(to + N * PITCH + x / NV * V_PITCH + x % NV, page_v + x, t >= begin && t < end); \\
+    for (int x = tid; x < N * VV; x += ALL) {                                                \\
+      const int t = (tile) + x / VV;                                                         \\
+      const uint4* new_t = (const uint4*)(new_v + (t - fresh) * v_strides[0]);               \\
+      COPY16(to + N * PITCH + x / VV * V_PITCH + x % VV,                                     \\
+             t < fresh ? page_v + x : new_t + x % VV, t >= begin && t < end);                \\
     }                                                                                        \\
   }                                                                                          \\
   COPIES_END;
 
+"""
+    + _NEW_TOKENS
+    + """
   int tile = begin - begin % N;
   FETCH(tile, 0)
-  for (int x = tid; x < M * NK; x += 128) {
-    const int m = x / NK;
+  for (int x = tid; x < M * KV; x += ALL) {
+    const int m = x / KV;
     uint4 vector = make_uint4(0, 0, 0, 0);
     if (m < n_queries) {
       const T* from = q + (row + m / G) * q_strides[0] + (head * G + m % G) * q_strides[1];
-      vector = ((const uint4*)from)[x % NK];
+      vector = ((const uint4*)from)[x % KV];
     }
-    queries[m * PITCH + x % NK] = vector;
+    queries[m * PITCH + x % KV] = vector;
   }
 
-  float acc[MT][NV][4], top[MT][2], sum[MT][2];
+  float acc[MT][VV][4], top[MT][2], sum[MT][2];
   #pragma unroll
   for (int m = 0; m < MT; m++) {
     #pragma unroll
     for (int half = 0; half < 2; half++) { top[m][half] = NONE; sum[m][half] = 0.0f; }
     #pragma unroll
-    for (int n = 0; n < NV; n++)
+    for (int n = 0; n < VV; n++)
       #pragma unroll
       for (int i = 0; i < 4; i++) acc[m][n][i] = 0.0f;
   }
@@ -103,7 +123,7 @@ ATTEND_ROWS = """
           #pragma unroll
           for (int i = 0; i < 4; i++) score[m][n][i] = 0.0f;
       #pragma unroll
-      for (int d = 0; d < NK; d += 2) {
+      for (int d = 0; d < KV; d += 2) {
         unsigned a[MT][4], b[4];
         #pragma unroll
         for (int m = 0; m < MT; m++) LOAD_MATRIX(a[m], q_at + (m * 16 * PITCH + d) * 16)
@@ -148,7 +168,7 @@ ATTEND_ROWS = """
             }
           sum[m][half] = sum[m][half] * shrink + total;
           #pragma unroll
-          for (int n = 0; n < NV; n++) {
+          for (int n = 0; n < VV; n++) {
             acc[m][n][half * 2] *= shrink;
             acc[m][n][half * 2 + 1] *= shrink;
           }
@@ -164,7 +184,7 @@ ATTEND_ROWS = """
           PACK(a[m][3], score[m][n + 1][2], score[m][n + 1][3])
         }
         #pragma unroll
-        for (int d = 0; d < NV; d += 2) {
+        for (int d = 0; d < VV; d += 2) {
           LOAD_TRANSPOSED(b, v_at + (n * 8 * V_PITCH + d) * 16)
           #pragma unroll
           for (int m = 0; m < MT; m++) {
@@ -190,10 +210,191 @@ ATTEND_ROWS = """
       const size_t at = (size_t)result * heads + head * G + query % G;
       if ((lane & 3) == 0) { weight[at * 2] = top[m][half]; weight[at * 2 + 1] = all; }
       #pragma unroll
-      for (int n = 0; n < NV; n++)
+      for (int n = 0; n < VV; n++)
         *(float2*)(partial + at * D + n * 8 + (lane & 3) * 2)
           = make_float2(acc[m][n][half * 2], acc[m][n][half * 2 + 1]);
     }
+"""
+)
+
+# A run has up to 16 queries: GT query heads of each of its rows. Warp w computes the tiles whose
+# number is w modulo WARPS, whatever the run, so a row has the same bits in all runs. Shares are
+# summed as two 16-bit numbers, since one would round more than the result does.
+ATTEND_RUN = (
+    """
+  constexpr int PITCH = KV + 1, V_PITCH = VV + 1;
+  constexpr int IN_TILE = 16 * (PITCH + V_PITCH);
+  constexpr int STRIDE = 16 * WARPS, ALL = 32 * WARPS;
+  const int* item = plan + gx * 11;
+  const int row = item[0], stop = item[2], split = item[8], n_before = item[10];
+  const int first = item[4], n_splits = item[5], n_rows = item[7], n_items = item[9];
+  const int table = item[3] - (item[1] >> 8);  // where `plan` has the page of block 0
+  const int pos = positions[row], fresh = pos - n_before, past = pos + n_rows;
+  const int heads = H * G, n_queries = n_rows * GT;
+  const size_t keys_at = LAYER_SIZE * layer[0] + (size_t)256 * DK * head;
+  const size_t values_at = LAYER_SIZE * layer[0] + ALL_KEYS + (size_t)256 * DV * head;
+  const float scale = FLOAT_OF(layer[1]) * LOG2E;
+  const T* new_k = k + (size_t)(row - n_before) * k_strides[0] + (size_t)head * k_strides[1];
+  const T* new_v = v + (size_t)(row - n_before) * v_strides[0] + (size_t)head * v_strides[1];
+  const int warp = tid >> 5, lane = tid & 31;
+  uint4* mine = space + warp * (2 * IN_TILE);
+  __shared__ float warp_top[WARPS][16], warp_sum[WARPS][16];
+
+#define FETCH(tile, stage)                                                                   \\
+  if ((tile) < end) {                                                                        \\
+    const T* page = pages + plan[table + ((tile) >> 8)] * PAGE_SIZE;                         \\
+    const uint4* page_k = (const uint4*)(page + keys_at) + ((tile) & 255) * KV;              \\
+    const uint4* page_v = (const uint4*)(page + values_at) + ((tile) & 255) * VV;            \\
+    uint4* to = mine + (stage) * IN_TILE;                                                    \\
+    for (int x = lane; x < 16 * KV; x += 32) {                                               \\
+      const int t = (tile) + x / KV;                                                         \\
+      const uint4* new_t = (const uint4*)(new_k + (t - fresh) * k_strides[0]);               \\
+      COPY16(to + x / KV * PITCH + x % KV, t < fresh ? page_k + x : new_t + x % KV,          \\
+             t >= begin && t < end);                                                         \\
+    }                                                                                        \\
+    for (int x = lane; x < 16 * VV; x += 32) {                                               \\
+      const int t = (tile) + x / VV;                                                         \\
+      const uint4* new_t = (const uint4*)(new_v + (t - fresh) * v_strides[0]);               \\
+      COPY16(to + 16 * PITCH + x / VV * V_PITCH + x % VV,                                    \\
+             t < fresh ? page_v + x : new_t + x % VV, t >= begin && t < end);                \\
+    }                                                                                        \\
+  }                                                                                          \\
+  COPIES_END;
+
+  unsigned query[KV / 2][4];
+  #pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int m = half * 8 + (lane >> 2), g = g0 + m % GT;
+    const T* from = q + (row + m / GT) * q_strides[0] + (head * G + g) * q_strides[1];
+    const bool real = m < n_queries && g < G;
+    #pragma unroll
+    for (int d = 0; d < KV; d++)
+      query[d / 2][d % 2 * 2 + half] = real ? ((const unsigned*)from)[d * 4 + (lane & 3)] : 0;
+  }
+  if (g0 == 0) {
+"""
+    + _NEW_TOKENS
+    + """
+  }
+  const int k_lane = ((lane & 7) + ((lane >> 4) << 3)) * PITCH + ((lane >> 3) & 1);
+  const int v_lane = 16 * PITCH + (lane & 15) * V_PITCH + (lane >> 4);
+  int index = item[6];
+  for (int start = item[1]; start < stop; start += split, index++) {
+    const int begin = WINDOW > 0 ? max(start, pos - WINDOW + 1) : start;
+    const int end = min(start + split, past);
+    int tile = begin - begin % STRIDE + warp * 16;
+    if (tile + 16 <= begin) tile += STRIDE;
+    FETCH(tile, 0)
+    float acc[VV][4], top[2] = {NONE, NONE}, sum[2] = {0.0f, 0.0f};
+    #pragma unroll
+    for (int n = 0; n < VV; n++)
+      #pragma unroll
+      for (int i = 0; i < 4; i++) acc[n][i] = 0.0f;
+    int stage = 0;
+    for (; tile < end; tile += STRIDE, stage ^= 1) {
+      FETCH(tile + STRIDE, stage ^ 1)
+      COPIES_WAIT(1);
+      WARP_BARRIER;
+      const unsigned k_at = SHARED_AT(mine + stage * IN_TILE + k_lane);
+      const unsigned v_at = SHARED_AT(mine + stage * IN_TILE + v_lane);
+      float score[2][4] = {};
+      #pragma unroll
+      for (int d = 0; d < KV; d += 2) {
+        unsigned b[4];
+        LOAD_MATRIX(b, k_at + d * 16)
+        MULTIPLY(score[0], query[d / 2], b[0], b[1])
+        MULTIPLY(score[1], query[d / 2], b[2], b[3])
+      }
+      #pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int at = pos + (half * 8 + (lane >> 2)) / GT;
+        float high = top[half];
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const int t = tile + i / 2 * 8 + (lane & 3) * 2 + i % 2;
+          const bool seen = t <= at && (WINDOW == 0 || t > at - WINDOW);
+          float& x = score[i / 2][half * 2 + i % 2];
+          x = seen ? x * scale : NONE;
+          high = max(high, x);
+        }
+        high = max(high, SHUFFLE(high, 1));
+        high = max(high, SHUFFLE(high, 2));
+        const float shrink = exp2(top[half] - high);
+        top[half] = high;
+        sum[half] *= shrink;
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+          float& x = score[i / 2][half * 2 + i % 2];
+          x = x > NONE ? exp2(x - high) : 0.0f;
+          sum[half] += x;
+        }
+        #pragma unroll
+        for (int n = 0; n < VV; n++) {
+          acc[n][half * 2] *= shrink;
+          acc[n][half * 2 + 1] *= shrink;
+        }
+      }
+      unsigned share[2][4];
+      #pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float* two = score[i / 2] + i % 2 * 2;
+        PACK(share[0][i], two[0], two[1])
+        const T* rounded = (const T*)&share[0][i];
+        PACK(share[1][i], two[0] - (float)rounded[0], two[1] - (float)rounded[1])
+      }
+      #pragma unroll
+      for (int d = 0; d < VV; d += 2) {
+        unsigned b[4];
+        LOAD_TRANSPOSED(b, v_at + d * 16)
+        #pragma unroll
+        for (int i = 0; i < 2; i++) {
+          MULTIPLY(acc[d], share[i], b[0], b[1])
+          MULTIPLY(acc[d + 1], share[i], b[2], b[3])
+        }
+      }
+      WARP_BARRIER;
+    }
+    COPIES_WAIT(0);
+    #pragma unroll
+    for (int half = 0; half < 2; half++) {
+      sum[half] += SHUFFLE(sum[half], 1);
+      sum[half] += SHUFFLE(sum[half], 2);
+      const int m = half * 8 + (lane >> 2);
+      if ((lane & 3) == 0) { warp_top[warp][m] = top[half]; warp_sum[warp][m] = sum[half]; }
+    }
+    BARRIER;
+    float* joined = (float*)space;  // [WARPS][16][D]
+    #pragma unroll
+    for (int n = 0; n < VV; n++)
+      #pragma unroll
+      for (int half = 0; half < 2; half++)
+        *(float2*)(joined + (warp * 16 + half * 8 + (lane >> 2)) * D + n * 8 + (lane & 3) * 2)
+          = make_float2(acc[n][half * 2], acc[n][half * 2 + 1]);
+    BARRIER;
+    for (int x = tid; x < n_queries * D; x += ALL) {
+      const int m = x / D, d = x % D;
+      const int query_head = head * G + g0 + m % GT;
+      if (g0 + m % GT >= G) continue;
+      const int its_row = row + m / GT, its_first = first + m / GT * n_splits;
+      const int row = its_row, first = its_first;
+      float high = NONE, total = 0.0f, all = 0.0f;
+      for (int w = 0; w < WARPS; w++) high = max(high, warp_top[w][m]);
+      for (int w = 0; w < WARPS; w++) {
+        const float part = exp2(warp_top[w][m] - high);
+        all += warp_sum[w][m] * part;
+        total += part * joined[(w * 16 + m) * D + d];
+      }
+"""
+)
+
+EACH_ROW = """
+  for (int r = 0; r < n_rows; r++) {
+    const int its_row = row + r, its_first = first + r * n_splits;
+    const int row = its_row, first = its_first;
+"""
+EACH_ROW_END = """
+    BARRIER;
+  }
 """
 
 # Matrix instructions for 16-bit numbers, from compute capability 8.0 on.

@@ -20,7 +20,8 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 
 
 class DecodeStep(NamedTuple):
-    """One layer of a decode step: one new token per sequence of a batch.
+    """One layer of a decode step: one new token per row of a batch. Rows of a sequence see each
+    other's tokens.
 
     If `rope` is given, keys are latents and values are their rope keys. The attention is then a
     weighted sum of latents.
@@ -36,9 +37,8 @@ class DecodeStep(NamedTuple):
     scale: float
     sinks: mx.array | None
     after: mx.array | None  # the result of the previous step, whose tokens must be visible
-    write_first: bool = False  # write all new tokens before any row attends
     rope: mx.array | None = None  # (rows, heads, 1, v_head_dim), adds its product to the scores
-    together: bool = True  # rows of one sequence may get other bits than in steps of their own
+    together: bool = False  # rows of one sequence may get other bits than in steps of their own
 
     @property
     def pool(self) -> PagePool:
@@ -73,6 +73,9 @@ class Appended(NamedTuple):
 class PagedAttention(Protocol):
     """Attention over the pages of one kind of layers."""
 
+    reads_plans: bool
+    """True if `attend` reads rows only from `BatchMetadata.plan` and `positions`."""
+
     def attend(self, step: DecodeStep) -> mx.array:
         """Write each new token to its page. Return the attention, (rows, heads, 1, width). `width`
         is the width of the values or of the latents."""
@@ -89,6 +92,8 @@ class PagedAttention(Protocol):
 
 class PortableAttention:
     """A `PagedAttention` in MLX's operations."""
+
+    reads_plans = False
 
     def attend(self, step: DecodeStep) -> mx.array:
         """See `PagedAttention.attend`. Ignores `after`: MLX itself orders these writes."""

@@ -9,10 +9,11 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.arrays import on_device, on_device_async
+from semantic.adapters.mlx.arrays import Late, async_eval, on_device, on_device_async
 from semantic.adapters.mlx.kv_cache.paged.kernel_source import ITEM_INTS
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTable
 from semantic.domain.value_objects import BLOCK_TOKENS
@@ -61,12 +62,25 @@ class SplitPlan:
     # ITEM_INTS numbers per item, then page indices. An item's numbers are its first row, its first
     # position, the position after its last, the index here of its first page, the number of its
     # first row's first result, how many splits each of its rows has, the index of its first split
-    # among them, its count of rows, the tokens of a split, and how many items each row has.
+    # among them, its count of rows, the tokens of a split, how many items each row has, and how
+    # many rows of the sequence precede its first row.
     numbers: list[int]
     spans: list[int]  # each row's first result and count of results, one per split
     n_items: int
     n_results: int
     steps: int
+
+
+_NO_ITEM = [0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 0]
+"""An item without keys and results."""
+
+
+class Run(NamedTuple):
+    """Consecutive rows of a sequence that a thread group computes together."""
+
+    n_rows: int = 1
+    n_before: int = 0
+    """The rows of the sequence before them."""
 
 
 def split_for(row: RowPages) -> int:
@@ -113,18 +127,22 @@ def cut_at_blocks(first: int, stop: int) -> list[range]:
 
 
 def plan_split(
-    rows: Sequence[RowPages], splits: Sequence[range], chunk: int, runs: Sequence[int] | None = None
+    rows: Sequence[RowPages],
+    splits: Sequence[range],
+    chunk: int,
+    runs: Sequence[Run] | None = None,
+    least_items: int = 0,
 ) -> SplitPlan:
     """Divide the keys of each row's next token into items of at most `chunk` tokens. If `runs` is
-    given, `rows[i]` stands for a run of `runs[i]` rows; see `joined_runs`."""
-    runs = [1] * len(rows) if runs is None else runs
+    given, `rows[i]` stands for the rows of `runs[i]`. Empty items make them `least_items`."""
+    runs = [Run()] * len(rows) if runs is None else runs
     starts = [items_of(mine, chunk) for mine in splits]
-    n_items = sum(map(len, starts))
+    n_items = max(least_items, sum(map(len, starts)))
     items: list[int] = []
     pages: list[int] = []
     spans: list[int] = []
     steps, number, first = 1 << 30, 0, 0
-    for row, n_rows, mine, own in zip(rows, runs, splits, starts, strict=True):
+    for row, (n_rows, n_before), mine, own in zip(rows, runs, splits, starts, strict=True):
         end = mine[-1] + mine.step
         stop = end if row.capacity is None else min(end, row.capacity)
         blocks = range(mine[0] // BLOCK_TOKENS, (stop - 1) // BLOCK_TOKENS + 1)
@@ -133,6 +151,7 @@ def plan_split(
         for start in own:
             items += [number, start, min(start + own.step, end), at + start // BLOCK_TOKENS, first]
             items += [len(mine), (start - mine[0]) // mine.step, n_rows, mine.step, len(own)]
+            items.append(n_before)
         for _ in range(n_rows):
             spans += [first, len(mine)]
             first += len(mine)
@@ -140,24 +159,50 @@ def plan_split(
         steps = min(steps, stop - row.position)
         if row.window is not None:  # until the first split leaves the window
             steps = min(steps, mine[0] + mine.step + row.window - 1 - row.position)
+    items += _NO_ITEM * (n_items - len(items) // ITEM_INTS)
     return SplitPlan(items + pages, spans, n_items, first, steps)
 
 
-def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], list[int]]:
-    """Join rows at consecutive positions of a sequence into runs of up to `most` rows. Return the
-    runs and their lengths."""
+def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], list[Run]]:
+    """Join rows at consecutive positions of a sequence into runs of up to `most` rows. Return what
+    each run reads, and the runs."""
     joined: list[RowPages] = []
-    runs: list[int] = []
+    runs: list[Run] = []
     for row in rows:
-        follows = runs and row.pages is joined[-1].pages and row.position == joined[-1].position + 1
-        if follows and runs[-1] < most:
-            window = None if row.window is None else row.window + runs[-1]
+        n_rows, n_before = runs[-1] if runs else Run()
+        follows = bool(runs) and _follows(row, joined[-1])
+        if follows and n_rows < most:
+            window = None if row.window is None else row.window + n_rows
             joined[-1] = RowPages(row.position, row.pages, window, row.ring)
-            runs[-1] += 1
+            runs[-1] = Run(n_rows + 1, n_before)
         else:
             joined.append(row)
-            runs.append(1)
+            runs.append(Run(1, n_before + n_rows) if follows else Run())
     return joined, runs
+
+
+def equal_runs(
+    rows: Sequence[RowPages], splits: Sequence[range], most: int
+) -> tuple[list[int], list[Run]]:
+    """Join rows at consecutive positions of a sequence into runs of up to `most` rows, if they have
+    the same splits. Return the index of each run's first row, and the runs."""
+    firsts: list[int] = []
+    runs: list[Run] = []
+    for i, row in enumerate(rows):
+        n_rows, n_before = runs[-1] if runs else Run()
+        if not runs or not _follows(row, rows[i - 1]):
+            firsts.append(i)
+            runs.append(Run())
+        elif n_rows < most and splits[i] == splits[i - 1]:
+            runs[-1] = Run(n_rows + 1, n_before)
+        else:
+            firsts.append(i)
+            runs.append(Run(1, n_before + n_rows))
+    return firsts, runs
+
+
+def _follows(row: RowPages, before: RowPages) -> bool:
+    return row.pages is before.pages and row.position == before.position + 1
 
 
 RowSize = Callable[[int], int]
@@ -177,6 +222,8 @@ class StepPlan:
 
 
 _NO_SIZES_BETWEEN = 16
+_SPARE_ITEMS = 16
+"""The items that a step may have more than the step before it."""
 
 
 def exact(n_rows: int) -> int:
@@ -195,7 +242,7 @@ class BatchMetadata:
     """The metadata of sequences with `lengths` tokens, and of padding rows after them."""
 
     __slots__ = (
-        "__weakref__", "_plans", "_positions", "_row_plans", "_targets", "lengths", "n_rows",
+        "__weakref__", "_plans", "_positions", "_row_plans", "lengths", "n_rows",
         "sequences",
     )  # fmt: skip
 
@@ -208,7 +255,6 @@ class BatchMetadata:
         self._positions: tuple[int, mx.array] | None = None
         self._plans: dict[int, StepPlan] = {}
         self._row_plans: dict[int, StepPlan] = {}
-        self._targets: dict[int, tuple[mx.array, int]] = {}
 
     def positions(self, step: int) -> mx.array:
         """Return the position of each sequence's token in step `step`, (n_rows,) int32."""
@@ -222,43 +268,50 @@ class BatchMetadata:
         self._positions = known
         return known[1]
 
-    def plan(self, kind: int, step: int, at_once: int) -> StepPlan:
-        """Return a step's plan for a kind's layers. Allocates pages for the step's tokens."""
+    def plan(self, kind: int, step: int, at_once: int, most_rows: int = 1) -> StepPlan:
+        """Return a step's plan for a kind's layers. Allocates pages for the step's tokens. A thread
+        group computes at most `most_rows` rows of a sequence."""
         known = self._plans.get(kind)
         if known is None or step >= known.until or known.moves != self._moves(kind):
-            rows = self.rows(kind, step)
-            moves = self._moves(kind)
-            known = self._plans[kind] = _planned(rows, None, at_once, step, moves)
+            made = self.split(kind, step, at_once, most_rows)
+            known = self._plans[kind] = _on_device(made, step, self._moves(kind))
         return known
+
+    def split(
+        self, kind: int, step: int, at_once: int, most_rows: int, least_items: int = 0
+    ) -> SplitPlan:
+        """Return the numbers of `plan`, with at least `least_items` items."""
+        rows = self.rows(kind, step)
+        splits = [splits_of(row, split_for(row)) for row in rows]
+        firsts, runs = equal_runs(rows, splits, most_rows)
+        rows, splits = [rows[i] for i in firsts], [splits[i] for i in firsts]
+        return plan_split(rows, splits, chunk_for(splits, at_once), runs, least_items)
 
     def row_plan(self, kind: int, most_rows: int, at_once: int) -> StepPlan:
         """Return a plan for step 0 in which the rows of a sequence read their keys together."""
         known = self._row_plans.get(kind)
         if known is None or known.moves != self._moves(kind):
             rows, runs = joined_runs(self.rows(kind, 0), most_rows)
-            known = self._row_plans[kind] = _planned(rows, runs, at_once, 0, self._moves(kind))
+            splits = [splits_of(row, split_for(row)) for row in rows]
+            chunk = chunk_for(splits, at_once)
+            pairs = zip(rows, splits, strict=True)  # their kernel has one split per item
+            splits = [splits_of(row, max(chunk, one.step)) for row, one in pairs]
+            made = plan_split(rows, splits, chunk, runs)
+            known = self._row_plans[kind] = _on_device(made, 0, self._moves(kind))
         return known
-
-    def targets(self, kind: int) -> mx.array:
-        """Return the page to which each row's token in step 0 goes, (rows,) int32."""
-        known = self._targets.get(kind)
-        if known is None or known[1] != self._moves(kind):
-            pages = [row.page(row.position // BLOCK_TOKENS) for row in self.rows(kind, 0)]
-            known = self._targets[kind] = on_device_async(pages), self._moves(kind)
-        return known[0]
 
     def _moves(self, kind: int) -> int:
         return self.sequences[0].tables[kind].pool.moves
 
     def rows(self, kind: int, step: int) -> list[RowPages]:
         """Return each sequence's page table, with a page for its token in step `step`."""
-        rows: list[RowPages] = []
-        known: tuple[PageTable, list[int]] | None = None
-        for sequence, length in zip(self.sequences, self.lengths, strict=True):
-            table = sequence.tables[kind]
+        tables = [sequence.tables[kind] for sequence in self.sequences]
+        for table, length in zip(tables, self.lengths, strict=True):
             if not table.has_capacity(length + step + 1):
                 table.reserve(length + step + 1)
-                known = None
+        rows: list[RowPages] = []
+        known: tuple[PageTable, list[int]] | None = None
+        for table, length in zip(tables, self.lengths, strict=True):
             if known is None or known[0] is not table:
                 known = table, table.pages  # for all rows of a sequence
             one = table.pool.kind
@@ -266,15 +319,71 @@ class BatchMetadata:
         return rows
 
 
-def _planned(
-    rows: Sequence[RowPages], runs: Sequence[int] | None, at_once: int, step: int, moves: int
-) -> StepPlan:
-    splits = [splits_of(row, split_for(row)) for row in rows]
-    chunk = chunk_for(splits, at_once)
-    if runs is not None:  # their kernel has one split per item
-        pairs = zip(rows, splits, strict=True)
-        splits = [splits_of(row, max(chunk, one.step)) for row, one in pairs]
-    made = plan_split(rows, splits, chunk, runs)
+class _LatePlan(NamedTuple):
+    made: StepPlan
+    at_once: int
+    most_rows: int
+    plan: Late
+    spans: Late
+    pages: mx.array
+
+
+class LateMetadata(BatchMetadata):
+    """The metadata of a step whose graph exists before its rows do."""
+
+    __slots__ = ("_first", "_late", "_like")
+
+    def __init__(self, like: BatchMetadata) -> None:
+        """Expect no more rows than `like` has with padding, and plans of about the same size."""
+        padding = [0] * (like.n_rows - len(like.lengths))
+        super().__init__(like.sequences, (*like.lengths, *padding))
+        self.n_rows = like.n_rows
+        self._like = like
+        self._first = Late(self.n_rows)
+        self._positions = -1, self._first.array
+        self._late: dict[int, _LatePlan] = {}
+
+    def plan(self, kind: int, step: int, at_once: int, most_rows: int = 1) -> StepPlan:
+        """Return a plan for step 0 whose numbers `fill` writes."""
+        known = self._late.get(kind)
+        if known is None:
+            like, rows = self._like.split(kind, 0, at_once, most_rows), self._like.rows(kind, 0)
+            n_items = like.n_items + _SPARE_ITEMS
+            n_results = self.n_rows * (1 + max(like.spans[1::2]))
+            n_pages = 2 + max(row.position - row.first for row in rows) // BLOCK_TOKENS
+            plan = Late(n_items * ITEM_INTS + self.n_rows * (n_pages + 1))
+            spans = Late(2 * self.n_rows)
+            pool = self.sequences[0].tables[kind].pool
+            made = StepPlan(n_items, n_results, plan.array, spans.array, step + 1, pool.moves)
+            known = _LatePlan(made, at_once, most_rows, plan, spans, pool.data)
+            self._late[kind] = known
+        return known.made
+
+    def fill(self, real: BatchMetadata) -> bool:
+        """Make the rows those of step 0 of `real`. Return False if the graph has no room, or is for
+        more than twice the rows."""
+        if not self.n_rows // 2 <= real.n_rows <= self.n_rows:
+            return False
+        plans: list[tuple[_LatePlan, SplitPlan]] = []
+        for kind, one in self._late.items():
+            n_items = one.made.n_items
+            found = real.split(kind, 0, one.at_once, one.most_rows, n_items)
+            pool = self.sequences[0].tables[kind].pool
+            stays = pool.data is one.pages and pool.moves == one.made.moves
+            small = found.n_items == n_items and len(found.numbers) <= one.plan.array.size
+            if not (stays and small and found.n_results <= one.made.n_results):
+                return False
+            plans.append((one, found))
+        for one, found in plans:
+            one.plan.write(found.numbers)
+            one.spans.write(found.spans)
+        self._first.write([length - 1 for length in real.lengths])
+        written = [array for one, _ in plans for array in (one.plan.array, one.spans.array)]
+        async_eval(self._first.array, *written)
+        return True
+
+
+def _on_device(made: SplitPlan, step: int, moves: int) -> StepPlan:
     return StepPlan(
         made.n_items,
         made.n_results,

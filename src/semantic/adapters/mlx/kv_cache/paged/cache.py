@@ -18,6 +18,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import nothing_of
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PagedAttention, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     BatchMetadata,
+    LateMetadata,
     MetadataCache,
     rows_of,
 )
@@ -134,14 +135,12 @@ class PagedBatch:
         metadata: BatchMetadata,
         firsts: Sequence[int],
         *,
-        write_first: bool = False,
-        together: bool = True,
+        together: bool = False,
     ) -> None:
-        """See `DecodeStep` for `write_first` and `together`."""
+        """See `DecodeStep` for `together`."""
         self._layer = layer
         self._firsts = list(firsts)
         self._metadata = metadata
-        self._write_first = write_first
         self._together = together
         self._step = 0
         self._last: mx.array | None = None  # the last step's result
@@ -188,7 +187,7 @@ class PagedBatch:
         self._last = layer.attention.attend(
             DecodeStep(
                 q, keys.k, keys.v, self._metadata, keys.step, layer.kind, layer.number,
-                scale, sinks, self._last, self._write_first, rope, self._together,
+                scale, sinks, self._last, rope, self._together,
             )
         )  # fmt: skip
         return self._last
@@ -212,10 +211,34 @@ class PagedBatch:
     def drafted(self, counts: Sequence[int]) -> PagedBatch:
         """Return a batch with `counts[i]` rows for the next tokens of sequence i. Its rows get the
         bits of one token at a time."""
+        return self._drafted(self.metadata_of(counts), self._last)
+
+    def metadata_of(self, counts: Sequence[int]) -> BatchMetadata:
+        """Return the metadata of `drafted`."""
         given = zip(self._metadata.sequences, self._lengths(), counts, strict=True)
-        metadata = self._layer.shared.get(*rows_of(given))
-        found = PagedBatch(self._layer, metadata, (), write_first=True, together=False)
-        found._last = self._last
+        return self._layer.shared.get(*rows_of(given))
+
+    @property
+    def can_follow(self) -> bool:
+        """True if `following` works."""
+        return self._layer.attention.reads_plans
+
+    def following(self, metadata: LateMetadata) -> PagedBatch:
+        """Return a batch for the drafts after this one's. Fill `metadata`, and call `fill`, before
+        the evaluation of its step."""
+        return self._drafted(metadata, self._last)
+
+    def late_metadata(self) -> LateMetadata:
+        """Return metadata for `following`, for as many rows as this batch has."""
+        return LateMetadata(self._metadata)
+
+    def fill(self, metadata: BatchMetadata) -> None:
+        """Accept the metadata that `LateMetadata.fill` has read."""
+        self._metadata = metadata
+
+    def _drafted(self, metadata: BatchMetadata, last: mx.array | None) -> PagedBatch:
+        found = PagedBatch(self._layer, metadata, ())
+        found._last = last
         return found
 
     def keep(self, drafted: PagedBatch, counts: Sequence[int]) -> None:

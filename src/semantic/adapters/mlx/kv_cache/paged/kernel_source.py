@@ -6,7 +6,7 @@ prefill chunk to pages and gathers the tokens to which it attends.
 
 from __future__ import annotations
 
-ITEM_INTS = 10
+ITEM_INTS = 11
 """The number of integers that describe an item of work; see `SplitPlan`."""
 
 THREADS = 128
@@ -15,7 +15,7 @@ AXES = 3
 """The axes whose strides a kernel can use: rows, heads and tokens."""
 
 _NUMBERS = "q rope k v pages sinks data out all_k all_v"
-_INTEGERS = "plan positions layer page_table bounds targets indices pairs spans counters done"
+_INTEGERS = "plan positions layer page_table bounds indices pairs spans counters done"
 TYPES = {
     **dict.fromkeys(_NUMBERS.split(), "T"),
     **dict.fromkeys(_INTEGERS.split(), "int"),
@@ -26,7 +26,7 @@ TYPES = {
 
 # A page has keys of DK numbers and values of DV numbers. If keys are LATENT, values are their rope
 # keys: a query is multiplied with both as if they were one, and only keys are summed.
-_PAGE = """
+PAGE = """
   constexpr int VEC = 16 / sizeof(T);
   constexpr int KV = DK / VEC, VV = DV / VEC;  // vectors of a key and of a value
   constexpr size_t ALL_KEYS = (size_t)256 * H * DK;
@@ -37,8 +37,8 @@ _PAGE = """
 # A thread group computes GT query heads of one KV head; its warps take turns with tiles of TILE
 # tokens. To read a key, a warp uses 8 lanes per token; to read a value, NV lanes; 16 bytes per
 # lane.
-_SIZES = (
-    _PAGE
+SIZES = (
+    PAGE
     + """
   constexpr int NK = LATENT ? KV + VV : KV;  // vectors that a query is multiplied with
   constexpr int NV = LATENT ? KV : VV;       // vectors that are summed
@@ -52,7 +52,7 @@ _SIZES = (
 )
 
 ATTEND = (
-    _SIZES
+    SIZES
     + """
   constexpr int K_LANE = (NK + 7) / 8;                // vectors of a key per lane
   constexpr int K_TURNS = TILE / 4;                   // tokens of a tile per 8 lanes
@@ -63,17 +63,18 @@ ATTEND = (
   constexpr int IN_TILE = KEYS_IN_TILE + (LATENT ? 0 : TILE * NV);  // vectors
   constexpr int V_PITCH = LATENT ? NK : NV;
 
-  const DEV int* item = plan + gx * 10;
+  const DEV int* item = plan + gx * 11;
   const int row = item[0], stop = item[2], split = item[8];
   const int first = item[4], n_splits = item[5], n_items = item[9];
   const int table = item[3] - (item[1] >> 8);  // where `plan` has the page of block 0
   const int pos = positions[row];
+  const int fresh = pos - item[10];  // the step's first token of this sequence
   const int heads = H * G;
   const size_t keys_at = LAYER_SIZE * layer[0] + (size_t)256 * DK * head;
   const size_t values_at = LAYER_SIZE * layer[0] + ALL_KEYS + (size_t)256 * DV * head;
   const float scale = FLOAT_OF(layer[1]) * LOG2E;
-  const DEV T* new_k = k + (size_t)row * k_strides[0] + (size_t)head * k_strides[1];
-  const DEV T* new_v = v + (size_t)row * v_strides[0] + (size_t)head * v_strides[1];
+  const DEV T* new_k = k + (size_t)(row - item[10]) * k_strides[0] + (size_t)head * k_strides[1];
+  const DEV T* new_v = v + (size_t)(row - item[10]) * v_strides[0] + (size_t)head * v_strides[1];
 
   alignas(16) SHM float share_of[WARPS][TILE][GT];
   SHM float warp_top[WARPS][GT], warp_sum[WARPS][GT];
@@ -89,12 +90,14 @@ ATTEND = (
     NEAR uint4* to = mine + (stage) * IN_TILE;                                               \\
     for (int x = lane; x < TILE * KV; x += 32) {                                             \\
       const int t = (tile) + x / KV;                                                         \\
-      const DEV uint4* from = t == pos ? (const DEV uint4*)new_k + x % KV : page_k + x;      \\
+      const DEV T* new_t = new_k + (t - fresh) * k_strides[0];                               \\
+      const DEV uint4* from = t < fresh ? page_k + x : (const DEV uint4*)new_t + x % KV;     \\
       COPY16(to + (LATENT ? x / KV * NK + x % KV : x), from, t >= begin && t < end);         \\
     }                                                                                        \\
     for (int x = lane; x < TILE * VV; x += 32) {                                             \\
       const int t = (tile) + x / VV;                                                         \\
-      const DEV uint4* from = t == pos ? (const DEV uint4*)new_v + x % VV : page_v + x;      \\
+      const DEV T* new_t = new_v + (t - fresh) * v_strides[0];                               \\
+      const DEV uint4* from = t < fresh ? page_v + x : (const DEV uint4*)new_t + x % VV;     \\
       COPY16(to + (LATENT ? x / VV * NK + KV + x % VV : KEYS_IN_TILE + x), from,             \\
              t >= begin && t < end);                                                         \\
     }                                                                                        \\
@@ -123,8 +126,10 @@ ATTEND = (
     DEV T* page = (DEV T*)pages + plan[table + (pos >> 8)] * PAGE_SIZE;
     DEV T* to_k = page + keys_at + (size_t)(pos & 255) * DK;
     DEV T* to_v = page + values_at + (size_t)(pos & 255) * DV;
-    for (int d = tid; d < DK; d += WARPS * 32) to_k[d] = new_k[d];
-    for (int d = tid; d < DV; d += WARPS * 32) to_v[d] = new_v[d];
+    const DEV T* my_k = new_k + item[10] * k_strides[0];
+    const DEV T* my_v = new_v + item[10] * v_strides[0];
+    for (int d = tid; d < DK; d += WARPS * 32) to_k[d] = my_k[d];
+    for (int d = tid; d < DV; d += WARPS * 32) to_v[d] = my_v[d];
   }
 
   const int v_group = NV < 32 ? lane / NV : 0, v_lane = NV < 32 ? lane % NV : lane;
@@ -309,7 +314,7 @@ LAST_ONE = """
 """
 
 COMBINE_START = (
-    _SIZES
+    SIZES
     + """
   const int row = gx, first = spans[row * 2], n_splits = spans[row * 2 + 1];
   const int heads = H * G;
@@ -369,30 +374,11 @@ COMBINE = """
   }
 """
 
-# Write one new token per row to its page, with one thread per 16 bytes of keys and of values.
-WRITE_ROWS = (
-    _PAGE
-    + """
-  constexpr int NX = KV > VV ? KV : VV;
-  const int x = gx * 128 + tid, row = x / NX, lane = x % NX, head = gy;
-  if (x == 0 && head == 0) done[0] = 1;
-  if (row >= targets_shape[0]) return;
-  const int slot = positions[row] & 255;
-  DEV T* page = (DEV T*)pages + targets[row] * PAGE_SIZE + LAYER_SIZE * layer[0];
-  if (lane < KV)
-    ((DEV uint4*)(page + (size_t)(256 * head + slot) * DK))[lane]
-      = ((const DEV uint4*)(k + row * k_strides[0] + head * k_strides[1]))[lane];
-  if (lane < VV)
-    ((DEV uint4*)(page + ALL_KEYS + (size_t)(256 * head + slot) * DV))[lane]
-      = ((const DEV uint4*)(v + row * v_strides[0] + head * v_strides[1]))[lane];
-"""
-)
-
 # bounds: position of the first new token, number of new tokens, first position to keep in the
 # pages, first position to gather, position after the last token to write. One thread per 16 bytes
 # of keys and of values.
 APPEND = (
-    _PAGE
+    PAGE
     + """
   constexpr int NX = KV > VV ? KV : VV;
   const int at = bounds[0], n = bounds[1], keep_from = bounds[2], gather_from = bounds[3];

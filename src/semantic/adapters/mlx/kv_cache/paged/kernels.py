@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import on_device
 from semantic.adapters.mlx.cuda import rows_source
+from semantic.adapters.mlx.cuda.nvrtc import capability
 from semantic.adapters.mlx.kv_cache.paged import kernel_source as source
 from semantic.adapters.mlx.kv_cache.paged.attention import Appended, DecodeStep, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.dialect import Dialect, Kernel
@@ -33,6 +34,8 @@ _MOST_TILE, _ROWS_WARPS = 16, 4
 _GROUPS_AT_ONCE = 396
 """The number of thread groups that run at once on a large GPU with 132 multiprocessors."""
 _MATRIX_TYPES = (mx.bfloat16, mx.float16)
+_MATRICES_SINCE = 80
+"""The compute capability, 8.0, with instructions that multiply matrices of these types."""
 
 _ATTEND_INPUTS = ("q", "k", "v", "pages", "plan", "positions", "layer", "after")
 
@@ -46,6 +49,15 @@ class Tiling(NamedTuple):
     @property
     def threads(self) -> int:
         return 32 * self.warps
+
+
+class _Form(NamedTuple):
+    """How the kernel of a decode step divides the queries of a KV head among thread groups."""
+
+    together: int  # query heads
+    rows: int  # of one sequence
+    tiling: Tiling
+    multiplies: bool  # with matrix instructions
 
 
 def tiling_of(kind: PageKind, dialect: Dialect) -> Tiling | None:
@@ -70,13 +82,15 @@ def computable(kind: PageKind, dialect: Dialect) -> bool:
 class PagedKernels:
     """A `PagedAttention` for one kind of layers."""
 
+    reads_plans = True
+
     def __init__(self, kind: PageKind, dialect: Dialect) -> None:
         """Raise ValueError if `kind` is not `computable`."""
         if not computable(kind, dialect):
             raise ValueError(f"there are no kernels for {kind.shape}")
         self._kind = kind
         self._dialect = dialect
-        self._threads = _tiling(kind, dialect).threads
+        self._forms: dict[tuple[int, bool], _Form] = {}
         self._counters = mx.zeros((_MOST_ROWS * 4 * kind.shape.kv_heads,), mx.int32)
         self._nothing = mx.zeros((1,), mx.int32)
         # Evaluate these now, because they are inputs of every step.
@@ -95,7 +109,8 @@ class PagedKernels:
         """Start compiling the kernels of `attend` and `append` for `n_heads` query heads."""
         if not n_heads or n_heads % self._kind.shape.kv_heads:
             return
-        n_groups = self._kind.shape.kv_heads * self._parts(n_heads, latent=latent)
+        n_parts = self._parts(n_heads, self._form(n_heads, latent=latent))
+        n_groups = self._kind.shape.kv_heads * n_parts
         if _MOST_ROWS * n_groups > self._counters.size:
             self._counters = mx.zeros((_MOST_ROWS * n_groups,), mx.int32)
             mx.eval(self._counters)
@@ -103,37 +118,36 @@ class PagedKernels:
             self._attention(n_heads, with_sinks, latent)
             if self.reads_together(n_heads, latent=latent):
                 self._row_attention(n_heads, with_sinks)
-        self._write_rows_kernel()
         for gather, write in ((False, True), (True, True)):
             self._append_kernel(gather=gather, write=write)
 
     def attend(self, step: DecodeStep) -> mx.array:
         latent = step.rope is not None
-        together = step.write_first and step.together
-        if together and self.reads_together(step.q.shape[1], latent=latent):
+        if step.together and self.reads_together(step.q.shape[1], latent=latent):
             return self._attend_together(step)
         q, sinks = step.q, step.sinks
-        after = self._write_rows(step) if step.write_first else step.after
         rows, n_heads, _, _ = q.shape
         kv_heads, dim = self._kind.shape.kv_heads, _result_width(self._kind.shape, latent=latent)
-        parts = self._parts(n_heads, latent=latent)
+        form = self._form(n_heads, latent=latent)
+        parts, threads = self._parts(n_heads, form), form.tiling.threads
         if rows * kv_heads * parts > self._counters.size:
             raise ValueError(f"a decode step cannot combine {rows} sequences")
         plan = step.metadata.plan(
-            step.kind, step.number, max(1, _GROUPS_AT_ONCE // (kv_heads * parts))
+            step.kind, step.number, max(1, _GROUPS_AT_ONCE // (kv_heads * parts)), form.rows
         )
         of_heads = [] if sinks is None else [sinks.astype(q.dtype)]
+        after = self._nothing if step.after is None else step.after
         inputs = [
             q, step.k, step.v, step.pool.data, plan.plan, step.metadata.positions(step.number),
-            self._layer(step.layer, step.scale), self._nothing if after is None else after,
-            *of_heads, *([] if step.rope is None else [step.rope]),
+            self._layer(step.layer, step.scale), after, *of_heads,
+            *([] if step.rope is None else [step.rope]),
         ]  # fmt: skip
         n = plan.n_results
         shapes = [(n, n_heads, dim), (n, n_heads, 2), (rows, n_heads, 1, dim)]
         dtypes = [mx.float32, mx.float32, q.dtype]
-        group = (self._threads, 1, 1)
+        group = (threads, 1, 1)
         attend, combine = self._attention(n_heads, sinks is not None, latent)
-        grid = (self._threads * plan.n_items, kv_heads * parts, 1)
+        grid = (threads * plan.n_items, kv_heads * parts, 1)
         if combine is None:
             return attend(
                 inputs=[*inputs, self._counters], grid=grid, threadgroup=group,
@@ -146,18 +160,19 @@ class PagedKernels:
         return combine(
             inputs=[partial, weight, plan.spans, *of_heads],
             # Padding rows have no results to combine.
-            grid=(self._threads * len(step.metadata.lengths), kv_heads * parts, 1),
+            grid=(threads * len(step.metadata.lengths), kv_heads * parts, 1),
             threadgroup=group, output_shapes=shapes[2:], output_dtypes=dtypes[2:],
         )[0]  # fmt: skip
 
     def _attend_together(self, step: DecodeStep) -> mx.array:
         """Compute attention in runs of one sequence's rows. A run reads the keys only once."""
         q, sinks = step.q, step.sinks
-        after = self._write_rows(step)
         rows, n_heads, _, _ = q.shape
         shape = self._kind.shape
         dim = _result_width(shape)
         attend, combine = self._row_attention(n_heads, sinks is not None)
+        form = _scalar_form(self._kind, self._dialect, n_heads)
+        threads, groups = form.tiling.threads, shape.kv_heads * self._parts(n_heads, form)
         most_rows = _group_queries(_widest(shape)) * shape.kv_heads // n_heads
         plan = step.metadata.row_plan(
             step.kind, most_rows, max(1, _GROUPS_AT_ONCE // shape.kv_heads)
@@ -165,8 +180,9 @@ class PagedKernels:
         n = plan.n_results
         partial, weight = attend(
             inputs=[
-                q, step.pool.data, plan.plan, step.metadata.positions(step.number),
-                self._layer(step.layer, step.scale), after,
+                q, step.k, step.v, step.pool.data, plan.plan, step.metadata.positions(step.number),
+                self._layer(step.layer, step.scale),
+                self._nothing if step.after is None else step.after,
             ],
             grid=(source.THREADS * plan.n_items, shape.kv_heads, 1),
             threadgroup=(source.THREADS, 1, 1),
@@ -176,12 +192,8 @@ class PagedKernels:
         of_heads = [] if sinks is None else [sinks.astype(q.dtype)]
         return combine(
             inputs=[partial, weight, plan.spans, *of_heads],
-            grid=(
-                self._threads * len(step.metadata.lengths),
-                shape.kv_heads * self._parts(n_heads),
-                1,
-            ),
-            threadgroup=(self._threads, 1, 1),
+            grid=(threads * len(step.metadata.lengths), groups, 1),
+            threadgroup=(threads, 1, 1),
             output_shapes=[(rows, n_heads, 1, dim)],
             output_dtypes=[q.dtype],
         )[0]
@@ -208,29 +220,6 @@ class PagedKernels:
         return self._whole_pages("copy", ["pages", "pairs"], source.COPY, inputs, len(pages))
 
     # Inside
-
-    def _write_rows(self, step: DecodeStep) -> mx.array:
-        k, metadata = step.k, step.metadata
-        rows, heads, _, _ = k.shape
-        kernel = self._write_rows_kernel()
-        groups = -(-rows * self._vectors // source.THREADS)
-        (done,) = kernel(
-            inputs=[
-                k, step.v, step.pool.data, metadata.targets(step.kind),
-                metadata.positions(step.number), self._layer(step.layer, 1.0),
-                self._nothing if step.after is None else step.after,
-            ],
-            grid=(source.THREADS * groups, heads, 1),
-            threadgroup=(source.THREADS, 1, 1),
-            output_shapes=[(1,)],
-            output_dtypes=[mx.int32],
-        )  # fmt: skip
-        return done
-
-    def _write_rows_kernel(self) -> Kernel:
-        names = "k", "v", "pages", "targets", "positions", "layer", "after"
-        constants = self._constants(self._kind.shape.dtype)
-        return _built(self._dialect, "write_rows", constants, names, ("done",), source.WRITE_ROWS)
 
     def _append_kernel(self, *, gather: bool, write: bool) -> Kernel:
         return _built(
@@ -300,13 +289,18 @@ class PagedKernels:
 
     def _attention(self, n_heads: int, sinks: bool, latent: bool) -> tuple[Kernel, Kernel | None]:
         """Return the kernel for `n_heads` query heads, and one that combines results if needed."""
-        together = self._together(n_heads, latent=latent)
-        variant = _Variant(n_heads, together, sinks, latent)
+        variant = _Variant(n_heads, self._form(n_heads, latent=latent), sinks, latent)
         return _built_attention(self._kind, self._dialect, variant)
 
     def _row_attention(self, n_heads: int, sinks: bool) -> tuple[Kernel, Kernel]:
-        variant = _Variant(n_heads, self._together(n_heads), sinks)
+        variant = _Variant(n_heads, _scalar_form(self._kind, self._dialect, n_heads), sinks)
         return _built_row_attention(self._kind, self._dialect, variant)
+
+    def _form(self, n_heads: int, *, latent: bool) -> _Form:
+        key = n_heads, latent
+        if key not in self._forms:
+            self._forms[key] = _form_of(self._kind, self._dialect, n_heads, latent=latent)
+        return self._forms[key]
 
     def _constants(self, dtype: mx.Dtype) -> tuple[tuple[str, int | mx.Dtype], ...]:
         shape = self._kind.shape
@@ -315,19 +309,8 @@ class PagedKernels:
             ("H", shape.kv_heads), ("LAYERS", len(self._kind.layers)),
         )  # fmt: skip
 
-    def _parts(self, n_heads: int, *, latent: bool = False) -> int:
-        group = n_heads // self._kind.shape.kv_heads
-        return -(-group // self._together(n_heads, latent=latent))
-
-    def _together(self, n_heads: int, *, latent: bool = False) -> int:
-        """Return how many query heads share a thread group."""
-        shape = self._kind.shape
-        group = n_heads // shape.kv_heads
-        width = shape.k_head_dim + (shape.v_head_dim if latent else 0)
-        most = _FEW_HEADS if width > _WIDE else _MANY_HEADS
-        if width > _WIDEST and not self._dialect.is_cuda:
-            most = 1
-        return -(-group // -(-group // most))
+    def _parts(self, n_heads: int, form: _Form) -> int:
+        return -(-(n_heads // self._kind.shape.kv_heads) // form.together)
 
     def _bounds(self, bounds: tuple[int, int, int, int, int]) -> mx.array:
         if self._last_bounds[0] != bounds:
@@ -355,9 +338,34 @@ def _built(
     return dialect.build(name, constants, inputs, outputs, body)
 
 
+def _form_of(kind: PageKind, dialect: Dialect, n_heads: int, *, latent: bool) -> _Form:
+    shape = kind.shape
+    known = shape.dtype in _MATRIX_TYPES and _widest(shape) <= _WIDEST and not latent
+    if not (dialect.fused and known and capability() >= _MATRICES_SINCE):
+        return _scalar_form(kind, dialect, n_heads, latent=latent)
+    together = _evenly(n_heads // shape.kv_heads, rows_source.WARP_QUERIES)
+    tiling = Tiling(2 if _widest(shape) > _WIDE else 4, rows_source.WARP_QUERIES)
+    return _Form(together, rows_source.WARP_QUERIES // together, tiling, multiplies=True)
+
+
+def _scalar_form(kind: PageKind, dialect: Dialect, n_heads: int, *, latent: bool = False) -> _Form:
+    shape = kind.shape
+    width = shape.k_head_dim + (shape.v_head_dim if latent else 0)
+    most = _FEW_HEADS if width > _WIDE else _MANY_HEADS
+    if width > _WIDEST and not dialect.is_cuda:
+        most = 1
+    together = _evenly(n_heads // shape.kv_heads, most)
+    return _Form(together, 1, _tiling(kind, dialect), multiplies=False)
+
+
+def _evenly(n: int, most: int) -> int:
+    """Return the size of equal parts of `n`, as few as have at most `most`."""
+    return -(-n // -(-n // most))
+
+
 class _Variant(NamedTuple):
     n_heads: int
-    together: int
+    form: _Form
     sinks: bool
     latent: bool = False
 
@@ -368,14 +376,27 @@ def _built_attention(
 ) -> tuple[Kernel, Kernel | None]:
     shape = kind.shape
     constants = _attention_constants(kind, dialect, variant)
-    warps, tile = _tiling(kind, dialect)
-    token_bytes = (shape.k_head_dim + shape.v_head_dim) * shape.dtype.size
-    width = _result_width(shape, latent=variant.latent)
-    at_once = max(1, 512 // (width * shape.dtype.size))
-    space = warps * max(dialect.stages * tile * token_bytes, at_once * variant.together * width * 4)
+    (warps, tile), form = variant.form.tiling, variant.form
     partial = ("partial", "weight")
     of_heads = (*(("sinks",) if variant.sinks else ()), *(("rope",) if variant.latent else ()))
     inputs = (*_ATTEND_INPUTS, *of_heads)
+    if form.multiplies:
+        pitch = (shape.k_head_dim + shape.v_head_dim) * shape.dtype.size + 2 * 16
+        space = max(2 * warps * tile * pitch, warps * tile * shape.v_head_dim * 4)
+        body = (
+            rows_source.MATRICES + source.SIZES + rows_source.ATTEND_RUN + source.DIRECT
+            + source.ATTEND_END + source.LAST_ONE
+            + rows_source.EACH_ROW + source.COMBINE + rows_source.EACH_ROW_END
+        )  # fmt: skip
+        attend = dialect.build(
+            "attend_run", (*constants, _half(shape)), (*inputs, "counters"), (*partial, "out"),
+            body, space,
+        )  # fmt: skip
+        return attend, None
+    token_bytes = (shape.k_head_dim + shape.v_head_dim) * shape.dtype.size
+    width = _result_width(shape, latent=variant.latent)
+    at_once = max(1, 512 // (width * shape.dtype.size))
+    space = warps * max(dialect.stages * tile * token_bytes, at_once * form.together * width * 4)
     if dialect.fused:
         body = source.ATTEND + source.DIRECT + source.ATTEND_END + source.LAST_ONE + source.COMBINE
         attend = dialect.build(
@@ -394,14 +415,14 @@ def _built_row_attention(
     shape = kind.shape
     widest = _widest(shape)
     constants = _attention_constants(kind, dialect, variant)
-    mine = (*constants, ("MT", _multiple(widest)), ("HALF", int(shape.dtype == mx.float16)))
+    mine = (*constants, ("MT", _multiple(widest)), _half(shape))
     key, value = (dim * shape.dtype.size + 16 for dim in (shape.k_head_dim, shape.v_head_dim))
     attend = dialect.build(
         "attend_rows",
         mine,
-        ("q", "pages", "plan", "positions", "layer", "after"),
+        _ATTEND_INPUTS,
         ("partial", "weight"),
-        rows_source.MATRICES + rows_source.ATTEND_ROWS,
+        rows_source.MATRICES + source.PAGE + rows_source.ATTEND_ROWS,
         _group_queries(widest) * key + 2 * rows_source.KEYS * (key + value),
     )
     return attend, _built_combine(dialect, constants)
@@ -418,10 +439,10 @@ def _attention_constants(
     kind: PageKind, dialect: Dialect, variant: _Variant
 ) -> tuple[tuple[str, int | mx.Dtype], ...]:
     shape = kind.shape
-    warps, tile = _tiling(kind, dialect)
+    together, _, (warps, tile), _ = variant.form
     return (
         ("T", shape.dtype), ("DK", shape.k_head_dim), ("DV", shape.v_head_dim),
-        ("H", shape.kv_heads), ("G", variant.n_heads // shape.kv_heads), ("GT", variant.together),
+        ("H", shape.kv_heads), ("G", variant.n_heads // shape.kv_heads), ("GT", together),
         ("WARPS", warps), ("TILE", tile), ("STAGES", dialect.stages), ("LAYERS", len(kind.layers)),
         ("WINDOW", kind.window or 0), ("SINKS", int(variant.sinks)),
         ("LATENT", int(variant.latent)),
@@ -441,6 +462,10 @@ def _widest(shape: LayerShape) -> int:
 
 def _result_width(shape: LayerShape, *, latent: bool = False) -> int:
     return shape.k_head_dim if latent else shape.v_head_dim
+
+
+def _half(shape: LayerShape) -> tuple[str, int]:
+    return "HALF", int(shape.dtype == mx.float16)
 
 
 def _multiple(head_dim: int) -> int:

@@ -221,7 +221,7 @@ class PagedLayers:
         """Return a batch's caches by layer. The batch's rows are all sequences' next tokens."""
         metadata = _rows_of(chunks, self._row_size)
         layers = self._layers.values()
-        return [PagedBatch(layer, metadata, (), write_first=True) for layer in layers]
+        return [PagedBatch(layer, metadata, (), together=True) for layer in layers]
 
     def chunk_layers(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> ChunkLayers:
         """Return each layer's cache for one pass over all sequences' next tokens. Raises ValueError

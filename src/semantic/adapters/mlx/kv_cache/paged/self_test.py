@@ -150,16 +150,18 @@ def _rows_see_each_other(
     new_k, new_v = (mx.contiguous(one[0, :, -n:].swapaxes(0, 1))[:, :, None] for one in (k, v))
     q, rope = _queries(kind, n, n_heads, latent=latent)
     scale = k.shape[3] ** -0.5
-    step = DecodeStep(
-        q, new_k, new_v, metadata, 0, 0, layer, scale, sinks, None, write_first=True, rope=rope
-    )
-    found = attention.attend(step)
     right: list[bool] = []
-    for i in {0, n // 2, n - 1}:
-        keys, values = (one[0, :, : length - n + 1 + i] for one in (k, v))
-        its_rope = None if rope is None else _row(rope, i)
-        expected = _attention(_row(q, i) * scale, keys, values, kind.window, sinks, its_rope)
-        right.append(_close(_row(found, i), expected))
+    for together in (True, False):
+        step = DecodeStep(
+            q, new_k, new_v, metadata, 0, 0, layer, scale, sinks, None, rope=rope,
+            together=together,
+        )  # fmt: skip
+        found = attention.attend(step)
+        for i in {0, n // 2, n - 1}:
+            keys, values = (one[0, :, : length - n + 1 + i] for one in (k, v))
+            its_rope = None if rope is None else _row(rope, i)
+            expected = _attention(_row(q, i) * scale, keys, values, kind.window, sinks, its_rope)
+            right.append(_close(_row(found, i), expected))
     return all(right)
 
 

@@ -68,7 +68,7 @@ class ChunkBatch(PagedBatch):
     """One layer's paged caches of the sequences in a pass, with mlx-lm's batch cache interface."""
 
     def __init__(self, layer: PagedLayer, metadata: BatchMetadata, layout: ChunkLayout) -> None:
-        super().__init__(layer, metadata, (), write_first=True)
+        super().__init__(layer, metadata, (), together=True)
         self._layout = layout
 
     @property
