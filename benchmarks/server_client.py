@@ -37,6 +37,8 @@ class Answer:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
     pieces: list[float] = field(default_factory=list)
     ended: float = 0.0
 
@@ -68,10 +70,16 @@ class _Details(TypedDict):
     cached_tokens: NotRequired[int]
 
 
+class _Completion(TypedDict):
+    accepted_prediction_tokens: NotRequired[int]
+    rejected_prediction_tokens: NotRequired[int]
+
+
 class _Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     prompt_tokens_details: NotRequired[_Details | None]
+    completion_tokens_details: NotRequired[_Completion | None]
 
 
 class _Chunk(TypedDict):
@@ -84,11 +92,12 @@ class _Chunk(TypedDict):
 class Client:
     """Talks to the server at a port of this machine, each request on a connection of its own.
 
-    `model` is a name that the server knows its model by.
+    `model` is a name that the server knows its model by. Each `key` is a tenant.
     """
 
     port: int
     model: str = "default"
+    key: str | None = None
 
     def ask(
         self,
@@ -96,6 +105,7 @@ class Client:
         max_tokens: int,
         *,
         agent: str | None = None,
+        seed: int | None = None,
         leave_when: Leave | None = None,
     ) -> Answer:
         """One greedy answer. Raises RequestFailedError when the server does not answer.
@@ -107,7 +117,9 @@ class Client:
         headers = {"Content-Type": "application/json"}
         if agent is not None:
             headers["X-Agent-ID"] = agent
-        body = {
+        if self.key is not None:
+            headers["Authorization"] = f"Bearer {self.key}"
+        body: dict[str, object] = {
             "model": self.model,
             "messages": list(messages),
             "max_tokens": max_tokens,
@@ -115,6 +127,8 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if seed is not None:
+            body["seed"] = seed
         answer = Answer(time.perf_counter())
         try:
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
@@ -177,3 +191,6 @@ def _take(chunk: _Chunk, answer: Answer) -> None:
         answer.prompt_tokens = usage["prompt_tokens"]
         answer.completion_tokens = usage["completion_tokens"]
         answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        drafts = usage.get("completion_tokens_details") or {}
+        answer.accepted_tokens = drafts.get("accepted_prediction_tokens", 0)
+        answer.rejected_tokens = drafts.get("rejected_prediction_tokens", 0)
