@@ -10,7 +10,8 @@ the other; every round begins without histories and caches, as a tenant of its o
 `draft_acceptance` the figures are those of the same tokens. Without it the embedded model's is
 used, whose tokens are shorter. `--checked K` adds rounds of one client in which each step checks K
 tokens of a draft whatever they cost, from own text and from others'. `--small` serves a tiny model
-on a CPU. Prints a line of JSON for each round and writes them all.
+on a CPU, and replays little unless told how much. Prints a line of JSON for each round and writes
+them all.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ CRITERION = (
     "per step of `draft_acceptance`"
 )
 CLIENTS = (1, 4, 8)
-SESSIONS = 14
-"""The last sessions, so that all rounds take some minutes. Eight solve the same task."""
+LIMITS, SMALL_LIMITS = Limits(sessions=14), Limits(2, 3, 40)
+"""So that all rounds take some minutes. Of the last 14 sessions, eight solve the same task."""
 OFF, AUTO = "off", "auto"
 OWN, OTHERS = "own", "others"
 """The text from which drafts come: the session's own, or that of all sessions before."""
@@ -312,7 +313,7 @@ def judge(
         for n in clients
         if found.get(n, 0.0) < LEAST
     ]
-    least = min(found.values(), default=0.0)
+    least: Scalar = min(found.values()) if found else "all of it"
     return Verdict(CRITERION, LEAST, "; ".join(missed) or least, passed=not missed)
 
 
@@ -321,7 +322,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sessions", type=Path, help="recorded sessions")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json with ChatML's tokens")
-    parser.add_argument("--most-sessions", type=int, default=SESSIONS, help="the last ones")
+    parser.add_argument("--most-sessions", type=int, help="the last ones")
     parser.add_argument("--turns", type=int, help="of each session")
     parser.add_argument("--tokens", type=int, help="of each answer")
     parser.add_argument("--clients", type=int, action="append", help="may be repeated")
@@ -342,7 +343,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
     clients = cast("list[int] | None", arguments.clients) or list(CLIENTS)
     clients = [] if arguments.only_checked else clients
     rounds = plans(clients, cast("list[int] | None", arguments.checked) or [])
-    limits = Limits(arguments.most_sessions, arguments.turns, arguments.tokens)
+    given = Limits(arguments.most_sessions, arguments.turns, arguments.tokens)
+    usual = SMALL_LIMITS if small else LIMITS
+    limits = Limits(*(one or other for one, other in zip(given, usual, strict=True)))
     model, end = folder / "model", 0
     file = cast("Path | None", arguments.tokenizer)
     build = partial(tiny, file) if small else lambda _: shapes.llama_8b(layers)

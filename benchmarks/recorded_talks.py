@@ -90,13 +90,16 @@ def _exchanges(
 
 def _cut(text: str, tokenizer: Tokenizer, most: int | None) -> tuple[str, list[int]]:
     """Return an answer of at most `most` tokens. Raises ValueError if the tokenizer loses text."""
-    tokens = tokenizer.encode(text, add_special_tokens=False).ids[:most]
+    tokens = tokenizer.encode(text, add_special_tokens=False).ids
     kept = tokenizer.decode(tokens, skip_special_tokens=False)
-    while tokens and not text.startswith(kept):  # a part of a character
-        del tokens[-1]
-        kept = tokenizer.decode(tokens, skip_special_tokens=False)
-    if not tokens or (most is None and kept != text):
+    if kept != text:
         raise ValueError(f"the tokenizer does not keep the text of {text[:80]!r}")
+    if most is not None and most < len(tokens):
+        del tokens[most:]
+        kept = tokenizer.decode(tokens, skip_special_tokens=False)
+        while not text.startswith(kept):  # it ends with a part of a character
+            del tokens[-1]
+            kept = tokenizer.decode(tokens, skip_special_tokens=False)
     return kept, tokens
 
 

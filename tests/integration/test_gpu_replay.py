@@ -9,6 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.normalizers import Lowercase
 
 from benchmarks import gpu_replay
 from benchmarks.forced_server import ForcedSampler, all_up_to, draw_forced
@@ -49,12 +50,12 @@ def test_answers_are_the_recorded_ones_and_drafts_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_replay, "plans", lambda *_: [[Round(AUTO, 2, checked=3)]])
-    given = [str(recording(tmp_path)), "--small", "--only-checked", "--output", str(tmp_path)]
-    assert gpu_replay.main(given) == 0
+    given = ["--small", "--only-checked", "--tokens", "200", "--output", str(tmp_path)]
+    assert gpu_replay.main([str(recording(tmp_path)), *given]) == 0
     (line,) = json.loads((tmp_path / "gpu_replay.json").read_text())["summary"]["rounds"]
     assert (line["answers"], line["as_recorded"]) == (4, 4)
-    assert line["accepted"] > line["tokens"] / 4
-    assert line["tokens_per_step"] > 1.3
+    assert line["accepted"] > line["tokens"] / 8
+    assert line["tokens_per_step"] > 1.1
     assert len(line["same_task"]) == 2
 
 
@@ -86,6 +87,13 @@ def test_answers_end_between_characters_and_spell_special_tokens(tmp_path: Path)
                 *("system", "user", "assistant", "user")
             ]
             assert talk.exchanges[1].messages[2]["content"] == talk.exchanges[0].answer
+
+
+def test_a_tokenizer_must_keep_the_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(tokenizer_file()))
+    tokenizer.normalizer = Lowercase()
+    with pytest.raises(ValueError, match="does not keep the text of 'Again"):
+        talks_in(recording(tmp_path), tokenizer, Limits())
 
 
 def test_a_tokenizer_needs_the_end_of_chatml(tmp_path: Path) -> None:
