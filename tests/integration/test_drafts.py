@@ -121,6 +121,35 @@ def test_an_agents_second_turn_comes_from_its_first() -> None:
     rig.engine.close()
 
 
+def test_no_draft_lies_behind_the_end_of_an_answer() -> None:
+    rig = Rig("llama in pages drafted")
+    histories = Histories(1 << 20)
+    rig.engine.draft_from(histories)
+    prompt = list(range(1, 30))
+    first = rig.answer("ann", prompt, 40)
+    histories.wait()
+    again = rig.answer("ben", prompt, 12)
+    assert again.tokens == first.tokens[:12]
+    assert 6 < again.accepted <= again.drafted < 12
+    rig.engine.close()
+
+
+def test_drafts_of_a_cancelled_answer_are_not_accepted() -> None:
+    rig = Rig("llama in pages drafted")
+    histories = Histories(1 << 20)
+    rig.engine.draft_from(histories)
+    prompt = list(range(1, 30))
+    rig.answer("ann", prompt, 40)
+    histories.wait()
+    uid = rig.engine.submit("ben", prompt, max_tokens=40)
+    while not any(one.drafted for one in rig.engine.requests):
+        rig.engine.step_once()
+    rig.engine.cancel(uid)
+    again = rig.run()[uid]
+    assert again.accepted <= len(again.tokens) < again.drafted
+    rig.engine.close()
+
+
 class Bold:
     """Drafts as much as it may."""
 

@@ -238,7 +238,8 @@ class Request:
     exact: bool = True
     """False after a step outside the model's lane."""
     drafted: int = 0
-    accepted: int = 0
+    accepted_at: set[int] = field(default_factory=set)
+    """Places of accepted drafts in the answer. The answer may end before them."""
     blocks: list[list[KVBlock]] = field(default_factory=list)
     capacity: int = 0
     restore: Restore | None = None
@@ -282,6 +283,11 @@ class Request:
     def max_total_tokens(self) -> int:
         """The maximum length of prompt and answer together, in tokens."""
         return len(self.prompt) + self.max_tokens
+
+    @property
+    def accepted(self) -> int:
+        """The number of accepted drafts in the answer so far."""
+        return sum(at < len(self.generated) for at in self.accepted_at)
 
     @property
     def awaits_first_token(self) -> bool:

@@ -27,17 +27,22 @@ class Prefilled(NamedTuple):
 
 
 class _Counting:
-    """Counts the drafts of a request."""
+    """Counts the drafts of a request, and drafts no token behind the longest answer."""
 
     def __init__(self, drafter: Drafter, request: Request) -> None:
         self._drafter, self._request = drafter, request
+        self._at = len(request.generated)  # of the next token in the answer
 
     def propose(self, most: int) -> Draft:
-        return self._drafter.propose(most)
+        # A step samples one token more than it checks.
+        left = self._request.max_tokens - self._at - 1
+        return self._drafter.propose(max(0, min(most, left)))
 
     def read(self, tokens: Sequence[int], n_drafted: int, /) -> None:
         self._request.drafted += n_drafted
-        self._request.accepted += min(n_drafted, len(tokens) - 1)
+        n_accepted = min(n_drafted, len(tokens) - 1)
+        self._request.accepted_at.update(range(self._at, self._at + n_accepted))
+        self._at += len(tokens)
         self._drafter.read(tokens, n_drafted)
 
 
