@@ -19,6 +19,7 @@ from typing import Self
 import pytest
 
 from semantic.domain.value_objects import SamplingParams
+from tests.support.drafted import DRAFTED
 from tests.support.drafted_worker import LONGEST_ANSWER, Life, params_of
 from tests.support.lanes import THOROUGH, more
 from tests.support.own_process import OwnProcess
@@ -31,13 +32,15 @@ pytestmark = pytest.mark.process
 KINDS = ("llama", "gemma3", *more("deepseek_v3", "moe"))
 """Full attention, windows, latents and experts."""
 SCHEDULES = 20 if THOROUGH else 1
-_MOMENTS = ("said", "said", "said", "asked", "turn", "safe")
-"""Kinds of lines after which a worker is killed."""
-_MOST_LINES = {"said": 60, "asked": 8, "turn": 8, "safe": 2}
+_MOMENTS = ("drafted", "drafted", "said", "asked", "turn", "safe")
+"""Kinds of lines after which a worker is killed; "drafted" is of an answer with drafts."""
+_MOST_LINES = {"drafted": 30, "said": 60, "asked": 8, "turn": 8, "safe": 2}
 _MOST_SPINS = 1 << 16
 """Steps of an empty loop from a line to the kill, for as long as some steps take."""
 _TURNS = 8
 """Turns of a life that ends in order."""
+_CHUNKS = (64, 100, 300, 5000)
+"""Tokens of a prompt computed at once, to find out where rounding decides."""
 _STUCK_S = 120.0
 """Seconds after which a worker that says nothing is taken for stuck."""
 
@@ -110,6 +113,14 @@ class Told:
         ]
 
 
+def is_of(kind: str, said: dict[str, object]) -> bool:
+    """Whether a line is of the kind."""
+    match said:
+        case {"event": "said", "drafted": dict(drafted)} if kind == "drafted":
+            return any(n_drafted for n_drafted, _ in drafted.values())
+    return said["event"] == kind
+
+
 class Worker:
     """One process with a model. It is killed at the end."""
 
@@ -135,7 +146,7 @@ class Worker:
         self._begin(life)
         lines: list[str] = []
         self._await("opened", 1, lines)
-        if moment == "said" and draw.random() < 0.8:
+        if moment == "drafted" and draw.random() < 0.8:
             self._await("safe", 1, lines)
         self._await(moment, draw.randint(1, _MOST_LINES[moment]), lines)
         for _ in range(draw.randrange(_MOST_SPINS)):
@@ -161,7 +172,7 @@ class Worker:
                     _, _, errors = self._process.finish(_STUCK_S)
                     raise AssertionError(f"it ended before it said {event!r}:\n{errors}")
                 lines.append(line)
-                n -= json.loads(line)["event"] == event
+                n -= is_of(event, json.loads(line))
         finally:
             watch.cancel()
 
@@ -186,9 +197,27 @@ class Expected:
         """These are the turns' answers, as far as they came."""
         self._compute([turn.prompt for turn in turns])
         for turn in turns:
-            expected = self._known[turn.prompt][: len(turn.tokens)]
-            assert tuple(turn.tokens) == expected, turn
+            self._require_tokens(turn)
             assert turn.reason in {None, "cancelled"} or len(turn.tokens) == turn.n, turn
+            assert turn.accepted <= min(turn.drafted, len(turn.tokens)), turn
+
+    def _require_tokens(self, turn: Turn) -> None:
+        """The tokens are expected, or part from these where rounding decides: without drafts and
+        store too, another division of the prompt or other kernels choose another token there."""
+        expected = self._known[turn.prompt]
+        at = n_alike(turn.tokens, expected)
+        if at < len(turn.tokens):
+            others = [
+                self._answer_of(turn, lane, chunk)
+                for lane in (" in pages", DRAFTED)
+                for chunk in _CHUNKS
+            ]
+            assert at in {n_alike(one, expected) for one in others}, (turn, expected, others)
+
+    def _answer_of(self, turn: Turn, lane: str, chunk: int) -> Sequence[int]:
+        rig = Rig(self._kind + lane, chunk=chunk, answers=lambda _: ())
+        params = params_of(turn.prompt)
+        return rig.answer("ann", turn.prompt, len(turn.tokens), sampling=params).tokens
 
     def _compute(self, prompts: Sequence[tuple[int, ...]]) -> None:
         rig = Rig(f"{self._kind} in pages", columns=400)
@@ -209,6 +238,12 @@ class Expected:
         rig.forget_all()
 
 
+def n_alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens are equal before the first that differ."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 @dataclass(slots=True)
 class Seen:
     """What happened in all schedules of a kind."""
@@ -218,6 +253,8 @@ class Seen:
     """Lives that were killed in the middle of an answer with drafts."""
     n_restored: int = 0
     n_preempted: int = 0
+    n_cancelled: int = 0
+    """Answers with drafts that were cancelled in the middle."""
     drafted: int = 0
     accepted: int = 0
     recalled: list[Turn] = field(default_factory=list, repr=False)
@@ -228,6 +265,8 @@ class Seen:
         self.n_killed += told.damaged is None
         self.n_open += any(turn.drafted and turn.tokens for turn in told.killed)
         self.n_preempted += told.preempted
+        cancelled = [turn for turn in turns if turn.reason == "cancelled"]
+        self.n_cancelled += sum(turn.drafted > 0 < len(turn.tokens) for turn in cancelled)
         self.n_restored += sum(turn.cached for turn in turns if turn.source == "disk")
         self.drafted += sum(turn.drafted for turn in turns)
         self.accepted += sum(turn.accepted for turn in turns)
@@ -251,7 +290,7 @@ def test_no_answer_changes_when_a_process_is_killed(kind: str, tmp_path: Path) -
         worker = next(processes)
         for seed in range(first, first + SCHEDULES):
             folder, draw = str(tmp_path / f"store-{seed}"), random.Random(seed)
-            moments = ["said", *draw.choices(_MOMENTS, k=draw.randint(0, 2) if THOROUGH else 0)]
+            moments = ["drafted", *draw.choices(_MOMENTS, k=draw.randint(0, 2) if THOROUGH else 0)]
             lives: list[Told] = []
             for moment in moments:
                 life = Life(folder, f"{seed} {len(lives)}", None)

@@ -41,8 +41,8 @@ FORKS = tuple(f"{agent}'s fork" for agent in AGENTS)
 LONGEST_ANSWER = 40
 _LONGEST = 700
 """A longer history begins anew."""
-_SYSTEMS = (40, 255, 256, 300, 513)
-"""Tokens of the texts with which prompts begin."""
+_SYSTEMS = (40, 230, 256, 300, 490)
+"""Tokens of the texts with which prompts begin. Some answers need a further block."""
 _TOGETHER = 5
 """That many requests run at once. With more than four there are no drafts."""
 
@@ -120,11 +120,17 @@ class Turns:
             if not self._running or (len(self._running) < _TOGETHER and draw.random() < rarely):
                 n_asked += self._ask_anything()
             self._step()
-            if self._running and draw.random() < 0.01:
-                self._engine.cancel(draw.choice(list(self._running)))
+            if draw.random() < 0.02:
+                self._cancel()
             if draw.random() < 0.02:
                 self._flush()
         self.finish()
+
+    def _cancel(self) -> None:
+        """Cancel a request, if possible one with accepted drafts that no step returned yet."""
+        drafted = [one.uid for one in self._engine.requests if one.accepted_at]
+        if self._running:
+            self._engine.cancel(self._draw.choice(drafted or list(self._running)))
 
     def finish(self) -> None:
         """Step until all turns have ended."""
