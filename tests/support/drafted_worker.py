@@ -41,8 +41,10 @@ FORKS = tuple(f"{agent}'s fork" for agent in AGENTS)
 LONGEST_ANSWER = 40
 _LONGEST = 700
 """A longer history begins anew."""
-_SYSTEMS = (40, 230, 256, 300, 490)
-"""Tokens of the texts with which prompts begin. Some answers need a further block."""
+_SYSTEMS = (40, 255, 256, 300, 490)
+"""Tokens of the texts with which prompts begin."""
+_CROWDED = 250
+"""Tokens of a prompt whose answer needs a further block. A small pool lacks that for three."""
 _TOGETHER = 5
 """That many requests run at once. With more than four there are no drafts."""
 
@@ -83,7 +85,7 @@ class Turns:
                 use_disk=True, store=Path(life.folder), memory_bytes=memory, disk_bytes=256 * MIB
             )
         )
-        columns, chunk = draw.choice((4, 6, 40)), draw.choice((64, 300, 5000))
+        columns, chunk = draw.choice((3, 4, 40)), draw.choice((64, 300, 5000))
         self._rig = Rig(kind + DRAFTED, columns=columns, chunk=chunk, prefix_store=self._store)
         batch = self._rig.backend._batch
         assert isinstance(batch, ContinuousBatch)
@@ -149,12 +151,18 @@ class Turns:
     def _ask_anything(self) -> bool:
         draw, engine = self._draw, self._engine
         busy = {agent for agent, _ in self._running.values()}
-        agent = draw.choice([one for one in (*AGENTS, *FORKS) if one not in busy])
+        free = [one for one in (*AGENTS, *FORKS) if one not in busy]
+        agent = draw.choice(free)
         saved, past, n = self._saved(agent), self._past(agent), draw.randint(3, LONGEST_ANSWER)
         more = text(draw.choice((1, 2, 20)), seed=draw.randrange(3))
-        how = draw.choice(("new", "again", "again", "on", "on", "edit", "fork", "twin", "forget"))
+        how = draw.choice(
+            ("new", "again", "again", "on", "on", "edit", "fork", "twin", "forget", "crowd")
+        )
         fork = f"{agent}'s fork"
-        if how == "twin" and self._running:
+        if how == "crowd":
+            for one in draw.sample(free, 3):
+                self._ask(one, text(_CROWDED, seed=draw.randrange(5)), how, LONGEST_ANSWER)
+        elif how == "twin" and self._running:
             _, prompt = draw.choice(list(self._running.values()))
             self._ask(agent, prompt, how, n)
         elif saved is None or past is None or len(past) > _LONGEST or how in {"new", "twin"}:
