@@ -29,8 +29,8 @@ from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.process
 
-KINDS = ("llama", "gemma3", *more("deepseek_v3", "moe"))
-"""Full attention, windows, latents and experts."""
+KINDS = ("gemma3", *more("llama", "deepseek_v3", "moe"))
+"""Windows, full attention, latents and experts."""
 SCHEDULES = 20 if THOROUGH else 1
 _MOMENTS = ("drafted", "drafted", "said", "asked", "turn", "safe")
 """Kinds of lines after which a worker is killed; "drafted" is of an answer with drafts."""

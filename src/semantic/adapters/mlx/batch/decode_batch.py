@@ -36,7 +36,7 @@ Agree = Callable[[mx.array], mx.array]
 
 _MOST_DRAFTING = 4
 """With more sequences, a step has few drafts for each, and the host's work exceeds what they give:
-in `benchmarks/gpu_server.py` eight clients got fewer tokens per second with drafts."""
+eight clients decode more slowly with drafts (`benchmarks/results/gpu_replay_eight.json`)."""
 
 _CLEAR_EVERY = 512
 """The number of steps between two calls of `mx.clear_cache`, as in mlx-lm."""
@@ -288,12 +288,15 @@ class ContinuousBatch:
 
     def _draft(self) -> None:
         """Draft the tokens after each row's last known token, as many as pay in one step of the
-        lane. Call this whenever rows or their tokens change: older drafts are void."""
+        lane, but none before a row's first token: it should come soon. Call this whenever rows or
+        their tokens change: older drafts are void."""
         for row in self._rows:
             row.drafts = ()
         most = (self._lane.most or 0) - len(self._rows)
         drafting = [(row, row.drafter) for row in self._rows if row.drafter is not None]
         if most <= 0 or not drafting or len(self._rows) > _MOST_DRAFTING:
+            return
+        if any(row.next is _Next.PROMPT for row in self._rows):
             return
         found = [(row, drafter.propose(most)) for row, drafter in drafting]
         counts = allotted([draft for _, draft in found], len(self._rows), most, self._seconds)
