@@ -209,7 +209,7 @@ def test_rows_that_are_computed_together_have_the_splits_that_they_have_alone(
         for back in range(min(n, row.position), -1, -1)
     ]
     splits = own_splits(all_rows)
-    firsts, runs = equal_runs(all_rows, splits, most)
+    firsts, runs = equal_runs(all_rows, most, splits)
     assert [*itertools.accumulate(run.n_rows for run in runs)] == [*firsts[1:], len(all_rows)]
     for first, (n_rows, n_before) in zip(firsts, runs, strict=True):
         assert n_rows <= most

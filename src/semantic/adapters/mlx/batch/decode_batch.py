@@ -389,7 +389,7 @@ class ContinuousBatch:
         for row, drafts, n, after in zip(
             self._rows, checked.drafts, counts, checked.processors, strict=True
         ):
-            row.next = _Next.FIRST if row.next is _Next.PROMPT else _Next.LATER
+            row.next = _Next.LATER
             give_back(row.sampler, 1 + len(drafts) - n)
             if row.context is not None and n > 1:
                 row.context.update_and_fetch(mx.array([*drafts[: n - 1]], mx.int32))

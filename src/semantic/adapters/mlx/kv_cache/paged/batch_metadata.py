@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -166,26 +166,20 @@ def plan_split(
 def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], list[Run]]:
     """Join rows at consecutive positions of a sequence into runs of up to `most` rows. Return what
     each run reads, and the runs."""
+    firsts, runs = equal_runs(rows, most)
     joined: list[RowPages] = []
-    runs: list[Run] = []
-    for row in rows:
-        n_rows, n_before = runs[-1] if runs else Run()
-        follows = bool(runs) and _follows(row, joined[-1])
-        if follows and n_rows < most:
-            window = None if row.window is None else row.window + n_rows
-            joined[-1] = RowPages(row.position, row.pages, window, row.ring)
-            runs[-1] = Run(n_rows + 1, n_before)
-        else:
-            joined.append(row)
-            runs.append(Run(1, n_before + n_rows) if follows else Run())
+    for first, (n_rows, _) in zip(firsts, runs, strict=True):
+        last = rows[first + n_rows - 1]
+        window = None if last.window is None else last.window + n_rows - 1
+        joined.append(replace(last, window=window))
     return joined, runs
 
 
 def equal_runs(
-    rows: Sequence[RowPages], splits: Sequence[range], most: int
+    rows: Sequence[RowPages], most: int, splits: Sequence[range] | None = None
 ) -> tuple[list[int], list[Run]]:
     """Join rows at consecutive positions of a sequence into runs of up to `most` rows, if they have
-    the same splits. Return the index of each run's first row, and the runs."""
+    the same `splits`. Return the index of each run's first row, and the runs."""
     firsts: list[int] = []
     runs: list[Run] = []
     for i, row in enumerate(rows):
@@ -193,7 +187,7 @@ def equal_runs(
         if not runs or not _follows(row, rows[i - 1]):
             firsts.append(i)
             runs.append(Run())
-        elif n_rows < most and splits[i] == splits[i - 1]:
+        elif n_rows < most and (splits is None or splits[i] == splits[i - 1]):
             runs[-1] = Run(n_rows + 1, n_before)
         else:
             firsts.append(i)
@@ -283,7 +277,7 @@ class BatchMetadata:
         """Return the numbers of `plan`, with at least `least_items` items."""
         rows = self.rows(kind, step)
         splits = [splits_of(row, split_for(row)) for row in rows]
-        firsts, runs = equal_runs(rows, splits, most_rows)
+        firsts, runs = equal_runs(rows, most_rows, splits)
         rows, splits = [rows[i] for i in firsts], [splits[i] for i in firsts]
         return plan_split(rows, splits, chunk_for(splits, at_once), runs, least_items)
 
