@@ -34,7 +34,6 @@ from typing import cast
 
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
 from mlx.nn.layers.base import Module
-from mlx_lm.models import llama
 from tokenizers import Tokenizer
 
 from benchmarks import shapes
@@ -49,7 +48,7 @@ from experiments.harness.document import Json, Scalar
 from experiments.harness.environment import ROOT
 from experiments.harness.record import Run
 from experiments.harness.result import Verdict
-from tests.support.tiny_models import randomize
+from tests.support.tiny_models import two_layers
 
 QUESTION = "How much sooner do agents get answers of real text with drafts, through the server?"
 CRITERION = (
@@ -174,21 +173,7 @@ def tiny(tokenizer: Path | None, vocab: int) -> Module:
     """A model of two narrow layers for `vocab` tokens, or for those of another tokenizer."""
     if tokenizer is not None:
         vocab = Tokenizer.from_file(str(tokenizer)).get_vocab_size()
-    model = llama.Model(
-        llama.ModelArgs(
-            model_type="llama",
-            hidden_size=64,
-            num_hidden_layers=2,
-            intermediate_size=128,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            rms_norm_eps=1e-5,
-            vocab_size=vocab,
-            tie_word_embeddings=False,
-        )
-    )
-    randomize(model)
-    return cast(Module, model)
+    return two_layers(vocab)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import mlx.core as mx
@@ -24,7 +25,7 @@ from tests.support.drafted import DRAFTED, drafted_backend
 from tests.support.drafted_schedules import run_schedules
 from tests.support.in_pages import tiny_backend
 from tests.support.lanes import THOROUGH
-from tests.support.rig import Rig
+from tests.support.rig import Done, Rig
 from tests.support.text_tokenizer import text_tokenizer
 
 KINDS = ("llama", "gemma3", "deepseek_v3", "moe")
@@ -108,46 +109,43 @@ def test_a_request_without_drafts_has_none() -> None:
     assert rig.run()[uid].drafted == 0
 
 
-def test_an_agents_second_turn_comes_from_its_first() -> None:
+PROMPT = list(range(1, 30))
+
+
+@contextmanager
+def after_ann() -> Iterator[tuple[Rig, Done]]:
+    """An engine with histories, in which ann's answer to the prompt is one of 40 tokens."""
     rig = Rig("llama in pages drafted")
     histories = Histories(1 << 20)
     rig.engine.draft_from(histories)
-    prompt = list(range(1, 30))
-    first = rig.answer("ann", prompt, 40)
+    first = rig.answer("ann", PROMPT, 40)
     histories.wait()
-    again = rig.answer("ben", prompt, 40)
-    assert again.tokens == first.tokens
-    assert again.accepted > 20
+    yield rig, first
     rig.engine.close()
+
+
+def test_an_agents_second_turn_comes_from_its_first() -> None:
+    with after_ann() as (rig, first):
+        again = rig.answer("ben", PROMPT, 40)
+        assert again.tokens == first.tokens
+        assert again.accepted > 20
 
 
 def test_no_draft_lies_behind_the_end_of_an_answer() -> None:
-    rig = Rig("llama in pages drafted")
-    histories = Histories(1 << 20)
-    rig.engine.draft_from(histories)
-    prompt = list(range(1, 30))
-    first = rig.answer("ann", prompt, 40)
-    histories.wait()
-    again = rig.answer("ben", prompt, 12)
-    assert again.tokens == first.tokens[:12]
-    assert 6 < again.accepted <= again.drafted < 12
-    rig.engine.close()
+    with after_ann() as (rig, first):
+        again = rig.answer("ben", PROMPT, 12)
+        assert again.tokens == first.tokens[:12]
+        assert 6 < again.accepted <= again.drafted < 12
 
 
 def test_drafts_of_a_cancelled_answer_are_not_accepted() -> None:
-    rig = Rig("llama in pages drafted")
-    histories = Histories(1 << 20)
-    rig.engine.draft_from(histories)
-    prompt = list(range(1, 30))
-    rig.answer("ann", prompt, 40)
-    histories.wait()
-    uid = rig.engine.submit("ben", prompt, max_tokens=40)
-    while not any(one.drafted for one in rig.engine.requests):
-        rig.engine.step_once()
-    rig.engine.cancel(uid)
-    again = rig.run()[uid]
-    assert again.accepted <= len(again.tokens) < again.drafted
-    rig.engine.close()
+    with after_ann() as (rig, _):
+        uid = rig.engine.submit("ben", PROMPT, max_tokens=40)
+        while not any(one.drafted for one in rig.engine.requests):
+            rig.engine.step_once()
+        rig.engine.cancel(uid)
+        again = rig.run()[uid]
+        assert again.accepted <= len(again.tokens) < again.drafted
 
 
 class Bold:

@@ -152,7 +152,8 @@ def _qwen2_moe() -> Module:
     )
 
 
-def _quantized() -> Module:
+def two_layers(vocab: int) -> Module:
+    """A llama of two narrow layers for `vocab` tokens, with random weights."""
     model = llama.Model(
         llama.ModelArgs(
             model_type="llama",
@@ -162,11 +163,16 @@ def _quantized() -> Module:
             num_attention_heads=4,
             num_key_value_heads=2,
             rms_norm_eps=1e-5,
-            vocab_size=VOCAB,
+            vocab_size=vocab,
             tie_word_embeddings=False,
         )
     )
     randomize(model)
+    return model
+
+
+def _quantized() -> Module:
+    model = two_layers(VOCAB)
     quantize(model, group_size=64, bits=4)
     return model
 
