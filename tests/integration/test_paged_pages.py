@@ -222,4 +222,7 @@ def test_pages_that_come_when_needed_stop_at_what_was_set_aside() -> None:
     for _ in range(12):
         refs.append(pages.take())
         sizes.append(pages.n_pages)
-    assert sizes == [4] * 4 + [8] * 4 + [11] * 3 + [22]
+    assert sizes == [4] * 4 + [8] * 4 + [11] * 3 + [15]
+    pages.expect(64)
+    refs += [pages.take() for _ in range(53)]
+    assert pages.n_pages == 72

@@ -192,35 +192,37 @@ def test_a_full_pool_waits_for_copies_and_does_not_grow(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(("n_free", "n_promised"), [(4, 0), (2, 1), (0, 0), (2, 2)])
 def test_a_page_that_is_written_to_again_is_copied_first_or_waited_for(
-    model: MLXBackend, driver: HostDriver
+    model: MLXBackend, driver: HostDriver, n_free: int, n_promised: int
 ) -> None:
-    """The last block of an agent that comes back at once, with a free page and without one."""
+    """The last block of an agent that comes back at once. A copy takes a free page, unless the
+    agent needs it for its new tokens."""
     pool = pool_of(model)
     pool.grow(8)
-    pages = pool.n_pages
-    for full in (False, True):
-        sequence = prefilled(model)
-        expected = exported(model, sequence, Part.FULL, 512, 700)
-        driver.gate.clear()
-        body = model.export_block(sequence, Part.FULL, 512, 700)
-        cache = model.sequences()[0][0]
-        assert isinstance(cache, PagedCache)
-        table = cache.table
-        held = [pool.take() for _ in range(pages - pool.n_used)] if full else []
-        if full:
-            threading.Timer(0.05, driver.gate.set).start()
-        before = table.refs[2].index
-        replaced = _unshare(table, LENGTH - 50)
-        assert [(old.index, new.index) for old, new in replaced] == (
-            [] if full else [(before, table.refs[2].index)]
-        )
-        del replaced, held
-        driver.gate.set()
-        assert bytes_of_body(body) == expected
-        assert pool.n_pages == pages
-        del table, cache
-        model.close(sequence)
+    pages, sequence = pool.n_pages, prefilled(model)
+    expected = exported(model, sequence, Part.FULL, 512, 700)
+    driver.gate.clear()
+    body = model.export_block(sequence, Part.FULL, 512, 700)
+    cache = model.sequences()[0][0]
+    assert isinstance(cache, PagedCache)
+    table = cache.table
+    held = [pool.take() for _ in range(pages - pool.n_used - n_free)]
+    copies = n_free > n_promised
+    if not copies:
+        threading.Timer(0.05, driver.gate.set).start()
+    before, capacity = table.refs[2].index, 256 * (len(table.refs) + n_promised)
+    replaced = _unshare(table, LENGTH - 50, capacity)
+    assert [(old.index, new.index) for old, new in replaced] == (
+        [(before, table.refs[2].index)] if copies else []
+    )
+    table.reserve(capacity)
+    del replaced, held
+    driver.gate.set()
+    assert bytes_of_body(body) == expected
+    assert pool.n_pages == pages
+    del table, cache
+    model.close(sequence)
 
 
 def test_memory_is_allocated_before_it_is_needed(driver: HostDriver) -> None:

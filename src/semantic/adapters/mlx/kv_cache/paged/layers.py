@@ -174,7 +174,7 @@ class PagedLayers:
         for pool in self.pools:
             refs = _first_block(blocks, pool.kind.layers[0]).refs
             table = PageTable(pool, refs if exclusive else [pool.share(one) for one in refs])
-            replaced.append(_unshare(table, length))
+            replaced.append(_unshare(table, length, capacity))
             tables.append(table)
         sequence = PagedSequence(tables)
         sequence.reserve(capacity)
@@ -363,18 +363,19 @@ def _divided(held: range, n: int) -> list[range]:
     return [range(a, b) for a, b in itertools.pairwise([*edges, held.stop])]
 
 
-def _unshare(table: PageTable, length: int) -> list[tuple[PageRef, PageRef]]:
+def _unshare(table: PageTable, length: int, capacity: int) -> list[tuple[PageRef, PageRef]]:
     """Replace the shared pages that writes from position `length` on would change. Returns pairs of
-    old and new references; the caller copies the pages."""
+    old and new references; the caller copies the pages. Leaves free pages for `capacity` tokens."""
     pool = table.pool
     needed = table.pages_for(length)
     table.refs[needed:] = [ref for ref in table.refs[needed:] if not ref.is_shared]
+    missing = max(0, table.pages_for(capacity) - len(table.refs))
     first = length // BLOCK_TOKENS if pool.kind.ring is None else 0
     replaced: list[tuple[PageRef, PageRef]] = []
     for at in range(first, needed):
         old = table.refs[at]
         if old.is_shared:
-            pool.await_loan(old)
+            pool.await_loan(old, missing)
         if old.is_shared:
             table.refs[at] = pool.take()
             replaced.append((old, table.refs[at]))

@@ -222,11 +222,14 @@ class PagePool:
             self._lent[self._loans] = self.share(ref)
             return Loan(self, self._loans, ref.index)
 
-    def await_loan(self, ref: PageRef) -> None:
-        """Wait until the page has no loan, or until the pool has a free page."""
+    def await_loan(self, ref: PageRef, n_promised: int) -> None:
+        """Wait until the page has no loan, or until more than `n_promised` pages are free."""
         with self._lock:
             self._lock.wait_for(
-                lambda: self._free or all(one.index != ref.index for one in self._lent.values())
+                lambda: (
+                    len(self._free) > n_promised
+                    or all(one.index != ref.index for one in self._lent.values())
+                )
             )
 
     def end_loan(self, number: int) -> None:
@@ -251,7 +254,8 @@ class PagePool:
             yield self._address
 
     def expect(self, n_pages: int) -> None:
-        """Expect to need `n_pages` pages. A pool that grows by doubling stops once at this size."""
+        """Expect to need `n_pages` pages. The pool doubles up to this size, and then grows by an
+        eighth."""
         self._enough = n_pages
 
     def abandon(self) -> None:
@@ -318,9 +322,10 @@ class PagePool:
 
     def _next_size(self) -> int:
         size = max(_INITIAL_PAGES, 2 * self.n_pages)
-        if self._enough is not None and self.n_pages < self._enough:
-            return min(size, self._enough)
-        return size
+        if self._enough is None:
+            return size
+        beyond = self.n_pages + max(_INITIAL_PAGES, self.n_pages // 8)
+        return min(size, self._enough) if self.n_pages < self._enough else beyond
 
 
 class PageTable:
