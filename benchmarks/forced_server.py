@@ -25,7 +25,7 @@ from mlx_lm.sample_utils import greedy_sampler
 from semantic.__main__ import main as run_semantic
 from semantic.adapters.mlx import backend
 from semantic.adapters.mlx.batch import decode_batch
-from semantic.adapters.mlx.batch.draft_costs import StepSeconds
+from semantic.adapters.mlx.batch.draft_costs import StepSeconds, Waiting
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.model import provider
 from semantic.adapters.mlx.sampling.sampler import Sampler, SeededSampler, draw, make_sampler
@@ -93,6 +93,7 @@ def main(given: Sequence[str] | None = None) -> None:
         patches.enter_context(patch.object(decode_batch, "draw", draw_forced))
         if checked is not None:
             patches.enter_context(patch.object(decode_batch, "allotted", all_up_to(checked)))
+            patches.enter_context(patch.object(Waiting, "pays", lambda *_: True))
         if arguments.portable:
             in_pages = partial(provider.wrapping, attention=lambda _: PortableAttention())
             patches.enter_context(patch.object(provider, "wrapping", in_pages))

@@ -4,7 +4,7 @@ A model of a known shape with random weights, in pages. First whether answers wh
 drafts, right ones and wrong ones, have the bits that they have alone without drafts. Then tokens
 per second of some agents with contexts of some length, without drafts and with drafts of which the
 recorded part is right; and with drafts that are always wrong. Prints a line of JSON for each and
-writes them all. `--small` is a check for a CPU.
+writes them all. `--only-answers` measures no speed. `--small` is a check for a CPU.
 """
 
 from __future__ import annotations
@@ -201,23 +201,31 @@ def main(given: Sequence[str] | None = None) -> int:
     """Measure, print, write; 1 when the criterion is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--bits", type=int, choices=(4, 16), default=16, help="of a weight")
+    parser.add_argument("--answers", type=int, default=ANSWERS, help="prompts to answer")
+    parser.add_argument("--only-answers", action="store_true", help="no speed")
     parser.add_argument("--small", action="store_true", help="a tiny model")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(given)
     small, layers = cast(bool, arguments.small), cast(int, arguments.layers)
-    sides = Sides(small_model() if small else shapes.llama_8b(layers), small=small)
+    bits = cast(int, arguments.bits)
+    large = shapes.llama_8b if bits == 16 else shapes.llama_8b_4bit
+    sides = Sides(small_model() if small else large(layers), small=small)
     vocab = VOCAB if small else shapes.LLAMA_VOCAB
-    answers, n_tokens, lengths = (3, 12, (5, 40)) if small else (ANSWERS, ANSWER, LENGTHS)
+    n_prompts = cast(int, arguments.answers)
+    answers, n_tokens, lengths = (3, 12, (5, 40)) if small else (n_prompts, ANSWER, LENGTHS)
+    contexts: Sequence[int]
     contexts, speed_tokens = ((64,), 16) if small else (CONTEXTS, TOKENS)
+    contexts = [] if arguments.only_answers else contexts
     started = Run.start(
         "gpu_drafts",
         QUESTION,
-        model="tiny" if small else f"Llama 3.1 8B shape, {layers} layers, bf16",
+        model="tiny" if small else f"Llama 3.1 8B shape, {layers} layers, {bits} bits",
         parameters={"answers": answers, "tokens": n_tokens, "chance": CHANCE, "small": small},
         seed=0,
     )
-    backend = sides.backend("on" if small else "auto")
-    longest = max(contexts) + 2 * (speed_tokens + n_tokens)
+    backend = sides.backend("auto" if contexts and not small else "on")
+    longest = max(*contexts, *lengths) + 2 * (speed_tokens + n_tokens)
     backend.set_aside(max(FASTER) * backend.cache_spec().bytes_for(whole_blocks(longest)))
     print(json.dumps({"lane": str(backend.lane), "problem": backend.drafts_problem}), flush=True)
     draw = random.Random(0)

@@ -4,7 +4,8 @@ Models of known shapes with random weights, in pages: the lane that loading find
 that it takes. Then answers of prompts of random lengths: alone, beside 1, 7 and 15 others, and
 preempted and restored; how many have the same tokens and log-probabilities, in the lane and
 outside. Then milliseconds of a step by its sequences, and of the device's work where torch can
-count it. Prints a line of JSON for each and writes them all. `--small` is a check for a CPU.
+count it. Prints a line of JSON for each and writes them all. `--only-answers` measures no time and
+answers in the lane only. `--small` is a check for a CPU.
 """
 
 from __future__ import annotations
@@ -148,6 +149,10 @@ class Sizes:
     rows: tuple[int, ...] = ROWS
     step_tokens: int = STEP_TOKENS
 
+    def only_answers(self) -> Sizes:
+        """The same without steps."""
+        return replace(self, rows=())
+
 
 SMALL = Sizes(4, 6, (5, 40), (1, 2), 20)
 
@@ -159,11 +164,13 @@ def measure(sides: Sides, vocab: int, sizes: Sizes) -> Iterator[tuple[str, Json]
         [draw.randrange(vocab - 1) for _ in range(draw.randint(*sizes.lengths))]
         for _ in range(sizes.prompts)
     ]
-    for mode in MODES:
+    for mode in MODES if sizes.rows else ():
         began = time.perf_counter()
         lane = asdict(sides.backend(mode).lane)
         yield "lanes", {"mode": mode, "seconds": round(time.perf_counter() - began, 2), **lane}
-    for mode, n_prompts in zip(MODES[1:], (FEW, sizes.prompts), strict=True):
+    for mode, n_prompts in (("off", FEW if sizes.rows else 0), ("on", sizes.prompts)):
+        if not n_prompts:
+            continue
         for line in answers(sides.backend(mode), prompts[:n_prompts], sizes.answer):
             yield "answers", {"mode": mode, **line}
     for rows in sizes.rows:
@@ -183,11 +190,13 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=list(MODELS), help="may be repeated")
     parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--only-answers", action="store_true", help="no times")
     parser.add_argument("--small", action="store_true", help="a tiny model")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(given)
     small = cast(bool, arguments.small)
     sizes = SMALL if small else Sizes(cast(int, arguments.prompts))
+    sizes = sizes.only_answers() if arguments.only_answers else sizes
     started = Run.start(
         "gpu_lanes",
         QUESTION,

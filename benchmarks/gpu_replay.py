@@ -245,6 +245,8 @@ def measured(
                 line = replay.figures()
                 if one.checked is not None:
                     line["checked"] = one.checked
+                if "failure" in line:
+                    line["log"] = server.last_words()
                 yield line, replay.same_task()
 
 

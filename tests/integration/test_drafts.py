@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 
 from semantic.adapters.mlx.batch.batch_rows import BatchRows
 from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch
-from semantic.adapters.mlx.batch.draft_costs import StepSeconds
+from semantic.adapters.mlx.batch.draft_costs import StepSeconds, Waiting
 from semantic.adapters.mlx.kv_cache.paged.layers import first_paged
 from semantic.adapters.mlx.model import lanes
 from semantic.adapters.stores.histories import Histories
@@ -42,9 +43,10 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_change_no_answer(kind: str) -> None:
-    backend = drafted_backend(kind + DRAFTED)
+def test_drafts_change_no_answer(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, draw = drafted_backend(kind + DRAFTED), random.Random(0)
     assert not backend.drafts_problem
+    monkeypatch.setattr(Waiting, "pays", lambda *_: draw.random() < 0.5)
     run_schedules(backend, SCHEDULES)
 
 
@@ -148,6 +150,38 @@ def test_drafts_of_a_cancelled_answer_are_not_accepted() -> None:
         assert again.accepted <= len(again.tokens) < again.drafted
 
 
+class Once:
+    """Knows an answer, and drafts three of its tokens after the fifth."""
+
+    def __init__(self, answer: Sequence[int]) -> None:
+        self._answer = answer
+        self.n_read = self.n_accepted = 0
+
+    def propose(self, most: int) -> Draft:
+        return Draft(self._answer[5:8][:most] if self.n_read == 5 else (), 1.0)
+
+    def read(self, tokens: Sequence[int], n_drafted: int, /) -> None:
+        self.n_read += len(tokens)
+        self.n_accepted += min(n_drafted, len(tokens) - 1)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_step_that_waits_checks_the_first_drafts(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Waiting, "pays", lambda *_: waits)
+    answer = Rig("llama in pages").answer("ann", PROMPT, 20).tokens
+    backend, once = drafted_backend("llama" + DRAFTED), Once(answer)
+    sequence = backend.open(256)
+    backend.prefill(sequence, PROMPT[:-1])
+    backend.start(sequence, PROMPT[-1], PROMPT[:-1], SamplingParams(), 0, once)
+    found: list[int] = []
+    while len(found) < 20:
+        found += [one.token for one in backend.decode()]
+    assert tuple(found[:20]) == answer
+    assert once.n_accepted == (3 if waits else 0)
+
+
 class Bold:
     """Drafts as much as it may."""
 
@@ -169,6 +203,17 @@ def checked_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(BatchRows, "drafted_logits", counted)
     return rows
+
+
+def test_an_answer_begins_before_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = drafted_backend("llama" + DRAFTED)
+    rows = checked_rows(monkeypatch)
+    sequence = backend.open(256)
+    backend.prefill(sequence, PROMPT[:-1])
+    backend.start(sequence, PROMPT[-1], PROMPT[:-1], SamplingParams(), 0, Bold())
+    first = backend.decode()
+    assert first
+    assert len(rows) == 1, "the first step checks drafts, and no other step is launched"
 
 
 def test_drafts_stay_in_the_lane_and_the_memory_when_others_join(

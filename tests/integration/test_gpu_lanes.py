@@ -25,6 +25,15 @@ def test_each_part_gets_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(parts["steps"]) == 8
 
 
+@pytest.mark.process
+def test_answers_alone_may_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_lanes, "BATCHES", (2,))
+    assert gpu_lanes.main(["--small", "--only-answers", "--output", str(tmp_path)]) == 0
+    parts = json.loads((tmp_path / "gpu_lanes.json").read_text())["summary"]["tiny"]
+    assert [(one["mode"], one["same_bits"]) for one in parts["answers"][:2]] == [("on", 4)] * 2
+    assert list(parts) == ["answers"]
+
+
 def line(part: str, mode: str, **found: Scalar) -> dict[str, Scalar]:
     return {"model": "m", "part": part, "mode": mode, **found}
 

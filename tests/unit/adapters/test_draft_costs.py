@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semantic.adapters.mlx.batch.draft_costs import StepSeconds, allotted
+from semantic.adapters.mlx.batch.draft_costs import StepSeconds, Waiting, allotted
 from semantic.ports.generation import Draft
 
 
@@ -54,6 +54,34 @@ def test_the_likelier_draft_gets_more_rows() -> None:
 
 def test_a_step_without_drafts_is_measured_first() -> None:
     assert allotted([Draft(range(9), 0.9)], 1, 7, measured(checks_8=0.1)) == [0]
+
+
+def waiting(found: Draft, n_checked: int, **seconds: float) -> Waiting:
+    """After many steps without drafts, each followed by `found`."""
+    made = Waiting(measured(**seconds))
+    for _ in range(100):
+        made.learn([found], [n_checked])
+    return made
+
+
+def test_a_step_waits_if_drafts_are_worth_the_time() -> None:
+    worth_a_third = Draft([1, 2], 0.27), 2
+    assert waiting(*worth_a_third, of_1=0.1, checks_1=0.13).pays(1)
+    assert not waiting(*worth_a_third, of_1=0.1, checks_1=0.14).pays(1)
+    assert not waiting(Draft([1, 2], 0.27), 1, of_1=0.1, checks_1=0.13).pays(1)
+
+
+def test_more_rows_must_be_worth_their_own_time() -> None:
+    made = waiting(Draft([1, 2], 0.27), 2, of_2=0.1, checks_2=0.12)
+    assert not made.pays(2)
+    made.learn([Draft([1], 1.0)] * 2, [1, 1])
+    assert made.pays(2)
+
+
+def test_no_step_waits_without_drafts_or_before_a_measurement() -> None:
+    assert not waiting(Draft((), 0.0), 0, of_1=0.1).pays(1)
+    assert waiting(Draft([1], 0.1), 1, of_1=0.1).pays(1), "the time of waiting is to be measured"
+    assert not waiting(Draft([1], 1.0), 1, checks_1=0.1).pays(1)
 
 
 def test_the_first_step_of_a_size_other_work_and_pauses_do_not_count() -> None:

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import TokenBuffer
 
 from semantic.adapters.mlx.arrays import async_eval
 from semantic.adapters.mlx.batch.batch_rows import BatchRows
-from semantic.adapters.mlx.batch.draft_costs import StepSeconds, allotted
+from semantic.adapters.mlx.batch.draft_costs import StepSeconds, Waiting, allotted
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.adapters.mlx.sampling.sampler import (
@@ -181,6 +181,8 @@ class ContinuousBatch:
         self._lane = Lane() if lane is None else lane
         self._checked: _Checked | None = None
         self._seconds = StepSeconds() if seconds is None else seconds
+        self._waiting = Waiting(self._seconds)
+        self._waits = False  # whether the next step waits for the tokens of the step in flight
         self._exact = True  # whether the step that sampled `_tokens` was in the lane
         self._tokens: mx.array | None = None  # inputs of the next step, (rows,)
         self._emitted = False  # whether `_tokens` has been emitted
@@ -254,12 +256,12 @@ class ContinuousBatch:
         return caches
 
     def step(self) -> list[Emitted]:
-        if ready := [row.ready.popleft() for row in self._rows if row.ready]:
+        if ready := self._take_ready():
             return ready
         inputs = self._tokens
         if inputs is None:
             return []
-        if self._checked is not None or any(row.drafts for row in self._rows):
+        if self._checked is not None or self._waits or any(row.drafts for row in self._rows):
             return self._step_with_drafts(inputs)
         if not self._emitted and self._reads_first():
             self._emitted = True
@@ -271,37 +273,46 @@ class ContinuousBatch:
     # Drafts
 
     def _step_with_drafts(self, inputs: mx.array) -> list[Emitted]:
-        """Read the step in flight, and launch a step that checks the drafts of what follows."""
+        """Read the step in flight, and launch a step that checks the drafts of what follows. If the
+        first token of an answer was in flight, return at once."""
         found: list[Emitted] = []
         if self._checked is not None:
-            self._caches.prepare()
+            has_first = any(row.next is _Next.PROMPT for row in self._rows)
+            if not has_first:
+                self._caches.prepare()
             self._accept(self._checked)
+            if has_first:
+                return self._take_ready()
         elif not self._emitted:
-            found = self._read(inputs, self._sampled())
-        self._emitted = True
+            found, self._emitted = self._read(inputs, self._sampled()), True
         tokens = cast(mx.array, self._tokens)
-        if any(row.drafts for row in self._rows):
+        if self._waits or any(row.drafts for row in self._rows):
             self._check(cast(list[int], tokens.tolist()))
         else:
             self._launch(tokens)
-        return found or [row.ready.popleft() for row in self._rows if row.ready]
+        return found or self._take_ready()
 
-    def _draft(self) -> None:
+    def _take_ready(self) -> list[Emitted]:
+        return [row.ready.popleft() for row in self._rows if row.ready]
+
+    def _draft(self, *, after_none: bool = False) -> None:
         """Draft the tokens after each row's last known token, as many as pay in one step of the
-        lane, but none before a row's first token: it should come soon. Call this whenever rows or
-        their tokens change: older drafts are void."""
+        lane. Call this whenever rows or their tokens change: older drafts are void. `after_none` is
+        true after a step that checked no drafts."""
+        self._waits = False
         for row in self._rows:
             row.drafts = ()
         most = (self._lane.most or 0) - len(self._rows)
         drafting = [(row, row.drafter) for row in self._rows if row.drafter is not None]
         if most <= 0 or not drafting or len(self._rows) > _MOST_DRAFTING:
             return
-        if any(row.next is _Next.PROMPT for row in self._rows):
-            return
-        found = [(row, drafter.propose(most)) for row, drafter in drafting]
-        counts = allotted([draft for _, draft in found], len(self._rows), most, self._seconds)
-        for (row, draft), n in zip(found, counts, strict=True):
+        drafts = [drafter.propose(most) for _, drafter in drafting]
+        counts = allotted(drafts, len(self._rows), most, self._seconds)
+        for (row, _), draft, n in zip(drafting, drafts, counts, strict=True):
             row.drafts = draft.tokens[:n]
+        if after_none:
+            self._waiting.learn(drafts, counts)
+        self._waits = self._waiting.pays(len(self._rows))
 
     def _check(self, tokens: Sequence[int]) -> None:
         """Launch a step that follows `tokens`, the rows' last tokens, with the rows' drafts."""
@@ -368,8 +379,8 @@ class ContinuousBatch:
         self._tokens = mx.array(
             [tokens[at + n - 1] for at, n in zip(checked.starts, kept, strict=True)], mx.uint32
         )
-        self._changed = True
-        self._draft()
+        self._emitted, self._changed = True, True
+        self._draft(after_none=not any(checked.drafts))
 
     def _stop_checking(self) -> None:
         """Make a step in flight that checks drafts one that only follows the rows' last tokens."""
@@ -429,14 +440,15 @@ class ContinuousBatch:
     def _read(self, inputs: mx.array, sampled: _Sampled) -> list[Emitted]:
         rows, normalizers, logprobs, exact = sampled
         tokens = cast(list[int], inputs.tolist())
-        self._seconds.stepped(len(tokens), drafted=False)
+        if has_tokens := any(rows):
+            self._seconds.stepped(len(tokens), drafted=False)
         finite = _finite(normalizers)
         found: list[Emitted] = []
         for row, token, scores, is_finite in zip(rows, tokens, logprobs, finite, strict=True):
             if row is not None:
                 found.append(Emitted(row.sequence, token, scores, is_finite, exact))
                 row.read([token])
-        self._draft()
+        self._draft(after_none=has_tokens)
         return found
 
     def _advance(self, inputs: mx.array) -> list[mx.array]:

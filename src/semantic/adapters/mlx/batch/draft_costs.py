@@ -19,6 +19,7 @@ _FORGOTTEN_AFTER = 128
 """After this many steps of other kinds, a time is unknown again."""
 _PER_DOUBLING = 0.05
 """The assumed cost of twice the rows, relative to a step, before the first measurement."""
+_NEW_WEIGHT = 0.05
 _LEAST_GAIN = 1.03
 """Drafts must make tokens sooner by this factor."""
 
@@ -61,6 +62,31 @@ class StepSeconds:
 
     def _is_forgotten(self, kind: _Kind) -> bool:
         return self._steps - self._last_step.get(kind, -_FORGOTTEN_AFTER) >= _FORGOTTEN_AFTER
+
+
+class Waiting:
+    """Decides whether a step waits for the tokens of the step before it. Then it can check drafts
+    of what follows them, but the device waits for the host."""
+
+    def __init__(self, seconds: StepSeconds) -> None:
+        self._seconds = seconds
+        self._gain = 0.0  # tokens that drafts of a step are worth if the step before had none
+
+    def learn(self, drafts: Sequence[Draft], counts: Sequence[int]) -> None:
+        """Learn that a step can check `counts[i]` tokens of draft i after a step without drafts."""
+        found = sum(
+            draft.chance**n for draft, most in zip(drafts, counts, strict=True)
+            for n in range(1, most + 1)
+        )  # fmt: skip
+        self._gain += _NEW_WEIGHT * (found - self._gain)
+
+    def pays(self, n_rows: int) -> bool:
+        """Return whether a step of `n_rows` rows should wait."""
+        plain = self._seconds.of(n_rows, drafted=False)
+        if plain is None:
+            return False  # measure it
+        waited = self._seconds.of(n_rows, drafted=True) or plain
+        return self._gain > n_rows * (waited / plain - 1)
 
 
 def _size(n_rows: int) -> int:
