@@ -22,6 +22,7 @@ import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before
 import mlx.core as mx
 from mlx_lm.sample_utils import greedy_sampler
 
+from benchmarks import stall_watch
 from semantic.__main__ import main as run_semantic
 from semantic.adapters.mlx import backend
 from semantic.adapters.mlx.batch import decode_batch
@@ -85,7 +86,10 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--answers", type=Path, required=True)
     parser.add_argument("--checked", type=int, help="each step checks so many tokens of a draft")
     parser.add_argument("--portable", action="store_true", help="pages on any device")
+    parser.add_argument("--stalls", type=float, help="tell where threads stand still so long")
     arguments, rest = parser.parse_known_args(given)
+    if arguments.stalls is not None:
+        stall_watch.begin(cast(float, arguments.stalls))
     answers = cast("list[list[int]]", json.loads(cast(Path, arguments.answers).read_bytes()))
     checked = cast("int | None", arguments.checked)
     with ExitStack() as patches:

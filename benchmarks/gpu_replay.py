@@ -44,6 +44,7 @@ from benchmarks.recorded_talks import Limits, Talk, talks_in, use_tokenizer
 from benchmarks.server_client import Answer, Client, RequestFailedError
 from benchmarks.server_measures import MODEL_NAME
 from benchmarks.server_process import ServerProcess, semantic_server
+from benchmarks.stall_watch import MARK
 from experiments.harness.document import Json, Scalar
 from experiments.harness.environment import ROOT
 from experiments.harness.record import Run
@@ -59,6 +60,8 @@ CRITERION = (
 CLIENTS = (1, 4, 8)
 LIMITS, SMALL_LIMITS = Limits(sessions=14), Limits(2, 3, 40)
 """So that all rounds take some minutes. Of the last 14 sessions, eight solve the same task."""
+TOLD = (MARK, "memory:")
+"""The beginnings of lines in a server's log that are worth printing."""
 OFF, AUTO = "off", "auto"
 OWN, OTHERS = "own", "others"
 """The text from which drafts come: the session's own, or that of all sessions before."""
@@ -185,6 +188,7 @@ class Servers:
     talks: Sequence[Talk]
     end: int
     small: bool
+    stalls: float | None = None
 
     @contextmanager
     def serving(self, rounds: Sequence[Round]) -> Iterator[ServerProcess]:
@@ -209,6 +213,7 @@ class Servers:
         flags = ["-m", "benchmarks.forced_server", "--answers", str(own / "answers.json")]
         flags += ["--portable"] if self.small else []
         flags += [] if one.checked is None else ["--checked", str(one.checked)]
+        flags += [] if self.stalls is None else ["--stalls", str(self.stalls)]
         server.command = [sys.executable, *flags, *server.command[3:]]
         paths = [server.environment["PYTHONPATH"], str(ROOT), os.environ.get("PYTHONPATH")]
         server.environment = {
@@ -220,6 +225,8 @@ class Servers:
             yield server
         finally:
             server.stop()
+            lines = server.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            print("\n".join(line for line in lines if line.startswith(TOLD)), flush=True)
 
 
 def plans(clients: Sequence[int], checked: Sequence[int]) -> list[list[Round]]:
@@ -316,6 +323,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--checked", type=int, action="append", help="may be repeated")
     parser.add_argument("--only-checked", action="store_true", help="no other rounds")
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--stalls", type=float, help="print where servers stand still so long")
     parser.add_argument("--small", action="store_true", help="a tiny model")
     parser.add_argument("--folder", type=Path, help="for the model and the stores")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
@@ -354,7 +362,8 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
     samples: list[dict[str, Scalar]] = []
     same_task: list[list[float]] = []
     arguments.output.mkdir(parents=True, exist_ok=True)
-    for line, of_task in measured(Servers(folder, model, talks, end, small), rounds):
+    stalls = cast("float | None", arguments.stalls)
+    for line, of_task in measured(Servers(folder, model, talks, end, small, stalls), rounds):
         samples.append(line)
         same_task.append(of_task)
         print(json.dumps({**line, "same_task": of_task}), flush=True)
