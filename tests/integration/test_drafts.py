@@ -133,6 +133,19 @@ def test_an_agents_second_turn_comes_from_its_first() -> None:
         assert again.accepted > 20
 
 
+def test_an_answer_may_be_predicted() -> None:
+    expected = Rig("llama in pages").answer("ann", PROMPT, 40).tokens
+    rig = Rig("llama in pages drafted")
+    histories = Histories(1 << 20)
+    rig.engine.draft_from(histories)
+    predicted = (*expected[:20], 7, *expected[20:])
+    uid = rig.engine.enqueue(Submission("ann", PROMPT, 40, predicted=predicted))
+    done = rig.run()[uid]
+    assert done.tokens == expected
+    assert done.accepted > 20
+    rig.engine.close()
+
+
 def test_no_draft_lies_behind_the_end_of_an_answer() -> None:
     with after_ann() as (rig, first):
         again = rig.answer("ben", PROMPT, 12)

@@ -56,7 +56,9 @@ class OracleSource:
         self._answer, self._draw = answer, random.Random(seed)
         self.oracles: list[Oracle] = []
 
-    def drafter(self, _tenant: str, tokens: Sequence[int]) -> Drafter:
+    def drafter(
+        self, _tenant: str, tokens: Sequence[int], _predicted: Sequence[int] = ()
+    ) -> Drafter:
         """See `DraftSource.drafter`."""
         self.oracles.append(Oracle(self._answer(tokens), self._draw))
         return self.oracles[-1]

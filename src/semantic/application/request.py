@@ -227,6 +227,8 @@ class Request:
     keep: bool = True
     """True if the agent's cache and the store keep its tokens for later requests."""
     hints: Hints = NO_HINTS
+    predicted: tuple[int, ...] = ()
+    """Tokens that the answer may contain."""
     arrived: float = 0.0
     """Time of arrival by the engine's clock, in seconds."""
 

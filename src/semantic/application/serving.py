@@ -169,6 +169,11 @@ class Serving:
             self._tool_times.returned(agent, ask.tenant)
             if self.discovery is not None:
                 await self.discovery.wait(agent, ask.tenant, prepared.tokens)
+            predicted: tuple[int, ...] = ()
+            if ask.predicted:
+                predicted = await self.tokenize(
+                    ask.predicted, add_special_tokens=False, tenant=ask.tenant
+                )
             submission = Submission(
                 agent,
                 prepared.tokens,
@@ -178,6 +183,7 @@ class Serving:
                 self._names.note(agent, prepared, ask),
                 keep=ask.keep,
                 hints=ask.hints,
+                predicted=predicted,
                 continues=prepared.chat is None,
             )
             events = EventQueue(self._arrivals_here())

@@ -171,8 +171,9 @@ class Drafter(Protocol):
 class DraftSource(Protocol):
     """A model's source of drafts. Any thread may make the calls, and all return at once."""
 
-    def drafter(self, tenant: str, tokens: Sequence[int]) -> Drafter:
-        """Return a drafter for a sequence with `tokens`. Uses nothing of other tenants."""
+    def drafter(self, tenant: str, tokens: Sequence[int], predicted: Sequence[int] = ()) -> Drafter:
+        """Return a drafter for a sequence with `tokens`, after which `predicted` may follow. Uses
+        nothing of other tenants."""
 
     def add(self, tenant: str, tokens: Sequence[int]) -> None:
         """Use `tokens` for later drafts of the tenant."""

@@ -42,6 +42,8 @@ class Ask:
     note: str = ""
     """A line of text that the store keeps with the agent."""
     hints: Hints = NO_HINTS
+    predicted: str = ""
+    """Text that the answer may contain. A step may make several tokens of it."""
 
 
 ToolSupport = Literal["native", "text", "unknown"]

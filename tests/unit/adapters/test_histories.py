@@ -112,6 +112,23 @@ def test_a_draft_goes_on_where_it_was_right(source: Source) -> None:
     assert drafter.propose(2).chance < before
 
 
+def test_a_predicted_answer_is_drafted_from_its_start_and_after_a_difference(
+    source: Source,
+) -> None:
+    drafter = source.histories.drafter("a", (1, 2, 3), TEXT)
+    assert list(drafter.propose(3).tokens) == list(TEXT[:3])
+    drafter.read(TEXT[:3], 3)
+    assert list(drafter.propose(2).tokens) == list(TEXT[3:5])
+    drafter.read((7, *TEXT[10:12]), 1)
+    assert list(drafter.propose(99).tokens) == list(TEXT[12:])
+
+
+def test_a_predicted_answer_ends_before_the_prompt(source: Source) -> None:
+    drafter = source.histories.drafter("a", (8, 9), TEXT[:4])
+    drafter.read((TEXT[2], TEXT[3]), 0)
+    assert not drafter.propose(9).tokens
+
+
 def test_saved_texts_come_back(source: Source) -> None:
     source.histories.recall(lambda tenant: iter([TEXT] if tenant == "a" else []))
     assert source.drafted("a", TEXT[:5]) == list(TEXT[5:13])

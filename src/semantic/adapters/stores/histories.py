@@ -20,6 +20,7 @@ BYTES_PER_TOKEN = 16
 _SMALL, _RATIO = 1 << 16, 4
 """A tenant's newest part has at most `_SMALL` tokens. The middle one has at most a quarter of the
 tokens of the oldest one, or as many as the newest."""
+_MOST_PREDICTED = 8192
 _KEPT = 0.75
 """The fraction of a history that remains when it becomes too long."""
 _PRIORS = (0.3, 0.4, 0.55, 0.7, 0.85, 0.95)
@@ -125,9 +126,9 @@ class Histories:
         self._thread = threading.Thread(target=self._run, name="histories", daemon=True)
         self._thread.start()
 
-    def drafter(self, tenant: str, tokens: Sequence[int]) -> Drafter:
-        """See `DraftSource.drafter`."""
-        return _Drafter(self._history(tenant), self._chances, tokens)
+    def drafter(self, tenant: str, tokens: Sequence[int], predicted: Sequence[int] = ()) -> Drafter:
+        """See `DraftSource.drafter`. Uses at most the first 8,192 tokens of `predicted`."""
+        return _Drafter(self._history(tenant), self._chances, tokens, predicted[:_MOST_PREDICTED])
 
     def add(self, tenant: str, tokens: Sequence[int]) -> None:
         """See `DraftSource.add`."""
@@ -208,16 +209,26 @@ class Histories:
 
 
 class _Own:
-    """The answer of a sequence so far, and the last tokens of its prompt."""
+    """The predicted answer of a sequence, the last tokens of its prompt, and its answer so far."""
 
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self.text = list(tokens[-LONGEST:])
+    def __init__(self, tokens: Sequence[int], predicted: Sequence[int]) -> None:
+        self.text: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
+        for token in predicted:
+            self.append(token)
+        self.text += [END] * bool(predicted)
+        self._first = len(self.text)  # of the prompt
+        self.text += tokens[-LONGEST:]
 
     def append(self, token: int) -> None:
         if len(self.text) >= SHORTEST:
             self._after[tuple(self.text[-SHORTEST:])] = len(self.text)
         self.text.append(token)
+
+    @property
+    def last(self) -> Sequence[int]:
+        """The last tokens, as many as a match may have."""
+        return self.text[max(self._first, len(self.text) - LONGEST) :]
 
     def longest(self) -> tuple[int, int] | None:
         """Return the last place after the tokens that came last, and the length of the match."""
@@ -232,11 +243,14 @@ class _Own:
 
 
 class _Drafter:
-    def __init__(self, history: History, chances: Chances, tokens: Sequence[int]) -> None:
+    def __init__(
+        self, history: History, chances: Chances, tokens: Sequence[int], predicted: Sequence[int]
+    ) -> None:
         self._history, self._chances = history, chances
-        self._own = _Own(tokens)
-        self._text: Sequence[int] | Tokens = ()
-        self._at = self._n_matched = 0  # in `_text`; 0 if nothing matches
+        self._own = _Own(tokens, predicted)
+        self._text: Sequence[int] | Tokens = self._own.text
+        self._at = 0  # in `_text`
+        self._n_matched = SHORTEST if predicted else 0  # 0 if nothing matches
 
     def propose(self, most: int) -> Draft:
         """See `Drafter.propose`."""
@@ -263,7 +277,7 @@ class _Drafter:
             yield int(self._text[at]) if at < len(self._text) else END
 
     def _find(self) -> None:
-        own, other = self._own.longest(), self._history.longest(self._own.text[-LONGEST:])
+        own, other = self._own.longest(), self._history.longest(self._own.last)
         if own is not None and (other is None or own[1] >= other.n_tokens):
             self._text, (self._at, self._n_matched) = self._own.text, own
         elif other is not None:

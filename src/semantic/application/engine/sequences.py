@@ -275,7 +275,8 @@ class Sequences:
             return None
         if request.keep and not request.generated:
             self.drafts.add(request.tenant, request.tokens)
-        return _Counting(self.drafts.drafter(request.tenant, request.tokens), request)
+        drafter = self.drafts.drafter(request.tenant, request.tokens, request.predicted)
+        return _Counting(drafter, request)
 
     def _compute_together(self, chunks: Sequence[Chunk]) -> None:
         # After a failure, each request computes alone, so that only the request at fault fails.

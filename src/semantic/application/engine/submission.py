@@ -73,6 +73,7 @@ class RequestValidator:
             note=submission.note,
             keep=submission.keep,
             hints=submission.hints,
+            predicted=submission.predicted,
             reuse=cached,
         )
 
@@ -166,6 +167,7 @@ class Submission:
     append: bool = False
     keep: bool = True
     hints: Hints = NO_HINTS
+    predicted: tuple[int, ...] = ()
     continues: bool = False
 
     @property

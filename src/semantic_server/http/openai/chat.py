@@ -30,6 +30,7 @@ from semantic_server.http.openai.conversation import (
     answer_format_of,
     choice_among,
     messages_of,
+    predicted_of,
     template_options,
     tools_of,
 )
@@ -302,8 +303,7 @@ def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller)
     known = known_fields(body, CHAT_FIELDS)
     checked = validated(chat_adapter(), without_elements(known))
     check_model(checked["model"], model)
-    sampling = sampling_of(checked, known.get("stop"), model)
-    sampling = _with_logprobs(sampling, checked)
+    sampling = _with_logprobs(sampling_of(checked, known.get("stop"), model), checked)
     chat = _chat(checked, known)
     choices = choices_of(
         [chat],
@@ -312,6 +312,7 @@ def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller)
         _max_tokens(checked),
         caller,
         _reasoning(known).thinking_tokens,
+        predicted_of(known.get("prediction")),
     )
     custom = frozenset(tool.name for tool in chat.tools if tool.kind == CUSTOM)
     return ChatRequest(choices, stream_options(known, force_usage=caller.force_usage), custom)

@@ -53,24 +53,11 @@ _FORMAT: Final = "response_format"
 _NO_THINKING_EFFORTS: Final = frozenset({"none", "minimal"})
 """Efforts that switch reasoning off."""
 
-_RESERVED_OPTIONS: Final = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "max_length",
-        "messages",
-        "padding",
-        "sanitize_control_tokens",
-        "self",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
+_RESERVED_OPTIONS: Final = frozenset((
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents",
+    "max_length", "messages", "padding", "sanitize_control_tokens", "self", "tokenize",
+    "tokenizer_kwargs", "tools", "truncation",
+))  # fmt: skip
 """Template arguments that a client must not set."""
 
 
@@ -149,6 +136,11 @@ def _content(path: str, message: Mapping[str, object]) -> _Content:
     if isinstance(content, str):
         return content, ()
     return content_of(f"{path}.content", content, _part)
+
+
+def predicted_of(value: object) -> str:
+    """Return the text of a `prediction`, "" for None. Raises FieldError."""
+    return "" if value is None else _content("prediction", object_at("prediction", value))[0]
 
 
 def content_of(

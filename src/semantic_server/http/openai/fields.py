@@ -51,12 +51,12 @@ CHAT_FIELDS: Final[dict[str, Field]] = {
     "audio": refused("this server writes text only"),
     **supported(
         "chat_template_kwargs max_completion_tokens messages parallel_tool_calls reasoning "
-        "reasoning_effort response_format tool_choice tools top_logprobs"
+        "prediction reasoning_effort response_format tool_choice tools top_logprobs"
     ),
     "function_call": refused("deprecated: use tool_choice"),
     "functions": refused("deprecated: use tools"),
     **ignored(
-        "metadata prediction prompt_cache_key prompt_cache_options prompt_cache_retention "
+        "metadata prompt_cache_key prompt_cache_options prompt_cache_retention "
         "safety_identifier service_tier store"
     ),
     "modalities": refused("this server writes text only", ["text"]),
@@ -143,9 +143,10 @@ STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
 }
 
 
-CHECKED_BY_ELEMENT: Final = frozenset(
-    {"messages", "prompt", "response_format", "stop", "tool_choice", "tools", *CONSTRAINTS}
-)
+CHECKED_BY_ELEMENT: Final = frozenset((
+    "messages", "prediction", "prompt", "response_format", "stop", "tool_choice", "tools",
+    *CONSTRAINTS,
+))  # fmt: skip
 
 
 known_fields: Final = WireFields(OTHER_SERVERS, warnings).known

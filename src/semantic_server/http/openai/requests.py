@@ -100,6 +100,7 @@ def choices_of(
     max_tokens: int | None,
     caller: Caller,
     thinking_tokens: int | None = None,
+    predicted: str = "",
 ) -> tuple[Ask, ...]:
     """Return one engine request per choice of each prompt. Only the first choice continues the
     caller's agent."""
@@ -114,6 +115,7 @@ def choices_of(
             thinking_tokens=thinking_tokens,
             keep=caller.keep,
             hints=caller.hints,
+            predicted=predicted,
         )
         for number, prompt in enumerate(prompts)
         for choice in range(n)

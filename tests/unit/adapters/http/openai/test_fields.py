@@ -85,7 +85,6 @@ def test_refused_fields_of_chats(name: str) -> None:
     [
         {"modalities": ["text"]},
         {"service_tier": "flex", "store": True, "add_special_tokens": False},
-        {"prediction": {"type": "content", "content": "x"}},
         {"background": False, "keep_alive": "5m", "options": {}, "use_beam_search": False},
         {"verbosity": "medium"},
         {"min_tokens": 0},
@@ -100,6 +99,21 @@ def test_accepted_values_change_nothing_but_who_asks(given: dict[str, object]) -
     plain.chat()
     other.chat(**given)
     assert plain.ask == replace(other.ask, identity=None)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"), [("x = 1", "x = 1"), ([{"type": "text", "text": "x = 1"}], "x = 1")]
+)
+def test_a_prediction_reaches_every_choice(content: object, text: str) -> None:
+    wire = wire_of()
+    wire.chat(prediction={"type": "content", "content": content}, n=2)
+    assert [ask.predicted for ask in wire.fake.asked] == [text, text]
+
+
+def test_a_malformed_prediction_is_refused() -> None:
+    wrong = {"type": "content", "content": [{"type": "text", "text": 5}]}
+    assert wire_of().error(CHAT, prediction=wrong)["param"] == "prediction.content[0].text"
+    assert wire_of().error(CHAT, prediction="x")["param"] == "prediction"
 
 
 def test_tags_say_who_asks() -> None:
