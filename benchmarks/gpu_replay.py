@@ -225,8 +225,9 @@ class Servers:
             yield server
         finally:
             server.stop()
-            lines = server.log.read_text(encoding="utf-8", errors="replace").splitlines()
-            print("\n".join(line for line in lines if line.startswith(TOLD)), flush=True)
+            for line in server.said():
+                if line.startswith(TOLD):
+                    print(line, flush=True)
 
 
 def plans(clients: Sequence[int], checked: Sequence[int]) -> list[list[Round]]:

@@ -161,7 +161,7 @@ def run(minutes: float = MINUTES) -> Result:
                 killed = process.ended
             finally:
                 process.stop()
-        steps = [line for line in server.log.read_text().splitlines() if "memory:" in line]
+        steps = [line for line in server.said() if "memory:" in line]
     summary = summarise(soak.samples, soak.failures, meter.peak)
     summary |= {"in_group": in_group, "killed": killed, "log_lines": len(steps)}
     growth, peak = float(str(summary["growth_of_limit"])), float(str(summary["peak_of_limit"]))

@@ -144,8 +144,13 @@ class ServerProcess:
 
     def last_words(self) -> str:
         """The last line of its log."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return next(
+            (line.strip() for line in reversed(self.said()) if line.strip()), "it said nothing"
+        )
+
+    def said(self) -> list[str]:
+        """The lines of its log."""
+        return self.log.read_text(encoding="utf-8", errors="replace").splitlines()
 
     def _answers(self) -> bool:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=5)
