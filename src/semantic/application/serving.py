@@ -170,7 +170,7 @@ class Serving:
             if self.discovery is not None:
                 await self.discovery.wait(agent, ask.tenant, prepared.tokens)
             predicted: tuple[int, ...] = ()
-            if ask.predicted:
+            if ask.predicted and ask.hints.drafts:
                 predicted = await self.tokenize(
                     ask.predicted, add_special_tokens=False, tenant=ask.tenant
                 )

@@ -143,10 +143,9 @@ STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
 }
 
 
-CHECKED_BY_ELEMENT: Final = frozenset((
-    "messages", "prediction", "prompt", "response_format", "stop", "tool_choice", "tools",
-    *CONSTRAINTS,
-))  # fmt: skip
+CHECKED_BY_ELEMENT: Final = frozenset(
+    {"messages", "prompt", "response_format", "stop", "tool_choice", "tools", *CONSTRAINTS}
+)
 
 
 known_fields: Final = WireFields(OTHER_SERVERS, warnings).known

@@ -11,6 +11,11 @@ from typing import Literal, Required
 from typing_extensions import TypedDict
 
 
+class ChatCompletionPredictionContentParam(TypedDict, total=False):
+    content: Required[str | Iterable[object]]
+    type: Required[Literal["content"]]
+
+
 class PromptCacheOptions(TypedDict, total=False):
     mode: Literal["implicit", "explicit"]
     ttl: Literal["30m"]
@@ -37,7 +42,7 @@ class ChatCompletionParams(TypedDict, total=False):
     moderation: object
     n: int | None
     parallel_tool_calls: bool
-    prediction: object
+    prediction: ChatCompletionPredictionContentParam | None
     presence_penalty: float | None
     prompt_cache_key: str | None
     prompt_cache_options: PromptCacheOptions

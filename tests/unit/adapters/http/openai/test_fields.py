@@ -114,6 +114,10 @@ def test_a_malformed_prediction_is_refused() -> None:
     wrong = {"type": "content", "content": [{"type": "text", "text": 5}]}
     assert wire_of().error(CHAT, prediction=wrong)["param"] == "prediction.content[0].text"
     assert wire_of().error(CHAT, prediction="x")["param"] == "prediction"
+    for given, name in (({"content": "x"}, "type"), ({"type": "content"}, "content")):
+        assert wire_of().error(CHAT, prediction=given)["param"] == f"prediction.{name}"
+    other = {"type": "other", "content": "x"}
+    assert wire_of().error(CHAT, prediction=other)["param"] == "prediction.type"
 
 
 def test_tags_say_who_asks() -> None:
