@@ -12,6 +12,7 @@ import pytest
 from mlx_lm.models import llama
 
 from semantic import BlockPool, BlockPoolBatchEngine
+from semantic.adapters.mlx import device
 from semantic.adapters.mlx.device import free_memory, give_memory_back, memory_in_use
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.stores.memory import MemoryStore
@@ -19,6 +20,7 @@ from semantic.application.engine.engine_thread import EngineThread
 from semantic.application.engine.memory_guard import Memory, MemoryGuard
 from semantic.application.engine.step_loop import StepLoop
 from semantic.application.engine.submission import Submission
+from semantic.composition.memory_shares import give_up_under_pressure
 from semantic.domain.value_objects import CompletedGeneration
 from semantic.ports.generation import EngineEvent
 from tests.support.char_tokenizer import CharTokenizer
@@ -180,3 +182,15 @@ def test_narrow_chunks_and_a_narrow_batch_change_no_token() -> None:
     narrow = MemoryGuard(1 << 40, memory, clock=clock, report=lambda _: None)
     assert run(model, narrow, times=5, agents=agents).said == free.said
     assert narrow.chunks.times == 5
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_a_limit_of_device_memory_costs_no_blocks_in_the_hosts(
+    cuda: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "on_cuda", lambda: cuda)
+    memory = Memory(lambda: 0, lambda: None)
+    guard = MemoryGuard(1 << 30, memory, clock=lambda: 0.0, report=lambda _: None)
+    give_up_under_pressure(StepLoop(guard=guard), MemoryStore(1 << 20))
+    names = [name for name, _ in guard._order]
+    assert names == (["idle caches"] if cuda else ["the memory tier", "idle caches"])

@@ -145,16 +145,11 @@ def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], Non
 
     if settings.process_bytes is None:
         return
-    from semantic.adapters.mlx.device import (
-        give_memory_back,
-        memory_in_use,
-        memory_kept,
-        memory_to_spare,
-    )
+    from semantic.adapters.mlx import device as of
 
     loop.guard = MemoryGuard(
         settings.process_bytes,
-        Memory(memory_in_use, give_memory_back, memory_to_spare, memory_kept),
+        Memory(of.memory_in_use, of.give_memory_back, of.memory_to_spare, of.memory_kept),
         clock=time.monotonic,
         report=report,
         most=read_device().memory_bytes,
@@ -194,6 +189,7 @@ def guarded_loop(settings: Settings, report: Callable[[str], None]) -> StepLoop:
 def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
     """Let the memory guard free the memory tier of `store`, then the caches of idle agents. Raises
     InvalidRequestError if the process already uses most of its limit."""
+    from semantic.adapters.mlx.device import on_cuda
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.tiered import TieredStore
 
@@ -208,6 +204,7 @@ def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
     tier = store
     while isinstance(tier, TieredStore):
         tier = tier.warm
-    if isinstance(tier, MemoryStore):
+    # With CUDA the limit is one of device memory, of which the tier has none.
+    if isinstance(tier, MemoryStore) and not on_cuda():
         guard.add("the memory tier", tier.release)
     guard.add("idle caches", loop.evict_idle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -30,8 +31,8 @@ class Process:
     measured: int = 0
     asked: list[tuple[str, int]] = field(default_factory=list)
 
-    def guard(self) -> MemoryGuard:
-        memory = Memory(self.in_use, self.give_back, lambda: self.spare)
+    def guard(self, kept: Callable[[], int] = lambda: 0) -> MemoryGuard:
+        memory = Memory(self.in_use, self.give_back, lambda: self.spare, kept)
         self.measured = -1  # made in the state that it has
         made = MemoryGuard(
             LIMIT, memory, clock=lambda: self.now, report=self.lines.append, most=2 * LIMIT
@@ -74,6 +75,16 @@ def test_buffers_go_before_any_cache() -> None:
     process.guard().check()
     assert (process.buffers, process.tier, process.idle) == (0, 400, 400)
     assert not process.asked
+
+
+def test_buffers_that_the_framework_keeps_cost_no_cache() -> None:
+    process = Process(running=740, idle=700)
+    guard = process.guard(kept=lambda: process.buffers)
+    process.buffers = 400
+    process.now += 1
+    guard.check()
+    assert TARGET < process.in_use() < HIGH
+    assert (process.buffers, process.idle, process.asked) == (0, 700, [])
 
 
 def test_the_tier_goes_before_idle_caches_and_only_as_much_as_needed() -> None:
@@ -237,7 +248,7 @@ def test_a_limit_that_is_lowered_while_it_works_is_kept_at_once_and_can_be_raise
     assert guard.max_bytes == LIMIT
 
 
-@dataclass
+@dataclass(eq=False)
 class Busy:
     """A lane that has work, and one idle cache."""
 
@@ -274,3 +285,26 @@ def test_idle_caches_are_those_of_all_lanes() -> None:
     assert second.cached == 6
     assert loop.evict_idle(9)
     assert not loop.evict_idle(1)
+
+
+def test_a_model_that_a_lane_loads_costs_no_caches_beyond_its_own_memory() -> None:
+    process = Process(running=100, idle=600)
+    guard = process.guard()
+
+    class Building(Busy):
+        def turn(self) -> bool:
+            process.running += 200
+            return True
+
+    loop = StepLoop(guard=guard)
+    loop._lanes.append(Building(n_requests=None))
+    for _ in range(4):
+        process.now += 1
+        loop._turn()
+    process.now += 1
+    guard.check()
+    assert (process.running, process.idle, process.asked) == (900, 600, [])
+    process.running += 100
+    process.now += 1
+    guard.check()
+    assert process.asked == [("tier", 300), ("idle", 300)], "a step may take as much again"

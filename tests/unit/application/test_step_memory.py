@@ -44,6 +44,23 @@ def test_the_fixed_part_of_a_small_pass_is_soon_none_of_larger_ones() -> None:
     assert of.expected(512, 4000) <= 80 * MIB
 
 
+def test_a_short_pass_after_a_long_one_shows_nothing_new() -> None:
+    of = StepMemory()
+    of.observe(2048, 4000, 800 * MIB)
+    of.observe(1, 4000, 200 * MIB)
+    assert of.expected(2048, 4000) == 800 * MIB
+    of.observe(1, 4000, 900 * MIB)
+    assert of.expected(2, 4000) == 1800 * MIB
+
+
+def test_only_a_similar_pass_is_a_measurement() -> None:
+    of = StepMemory()
+    of.observe(8, 8, 200 * MIB)
+    assert not of.is_measured(8, 16)
+    assert not of.is_measured(64, 15)
+    assert of.is_measured(32, 15)
+
+
 def guard(limit: int, used: int, cache: int, kept: int = 0) -> tuple[MemoryGuard, list[int]]:
     held = [cache]
 
@@ -69,6 +86,38 @@ def test_caches_are_given_up_for_what_a_pass_takes_before_it_begins() -> None:
 def test_what_the_framework_would_use_again_is_room() -> None:
     of, held = guard(1600, used=600, cache=700, kept=300)
     assert (of.room(500), held) == (500, [700])
+
+
+def test_a_guess_of_what_a_pass_takes_frees_no_cache() -> None:
+    of, held = guard(1600, used=600, cache=700)
+    assert (of.room(5000, frees=False), held) == (250, [700])
+
+
+def test_the_first_long_prompt_after_a_short_one_gives_up_no_cache() -> None:
+    of = World(ModelCacheSpec(SPECS["full"]), total_blocks=200)
+    held = [1 << 29]
+
+    def free(_: int) -> bool:
+        held[0] = 0
+        return True
+
+    memory = Memory(lambda: held[0], lambda: None)
+    made = MemoryGuard(1 << 30, memory, clock=of.clock, report=print)
+    made.add("cache", free)
+    of.engine.keep_within(made)
+    passes: list[int] = []
+    observe = of.engine._scheduler._memory.observe
+
+    def passed(n_tokens: int, context: int, n_bytes: int) -> None:
+        passes.append(n_tokens)
+        observe(n_tokens, context, max(n_bytes, 64 * MIB + 4000 * n_tokens))
+
+    of.engine._scheduler._memory.observe = passed  # type: ignore[method-assign]
+    for prompt in (text_of(1, 8), text_of(2, 3000), text_of(3, 3000)):
+        of.engine.submit("a", prompt, max_tokens=2)
+        list(of.engine.step())
+    assert held == [1 << 29]
+    assert len(passes) < 40
 
 
 def test_a_prompt_has_shorter_chunks_or_waits_where_there_is_no_room_and_says_the_same() -> None:

@@ -74,7 +74,7 @@ class MemoryGuard:
         self.max_bytes = self._first = max_bytes
         self._most = most
         self._rise = 0.0
-        self._last = memory.in_use()
+        self._last = self._needed = memory.in_use()
         self._memory = memory
         self._clock = clock
         self._report = report
@@ -103,6 +103,10 @@ class MemoryGuard:
     def add(self, name: str, free: Free) -> None:
         """Register `free` under `name`, after the functions added earlier."""
         self._order.append((name, free))
+
+    def settle(self) -> None:
+        """Expect no more of the memory in use now: a model took it to keep."""
+        self._needed = self._memory.in_use() - self._memory.kept()
 
     def lacks_room(self) -> int | None:
         """Return the bytes in use if memory is too short for a first request, else None."""
@@ -138,14 +142,14 @@ class MemoryGuard:
         used = self._memory.in_use()
         spare = self._memory.spare()
         limit = self._limit = self.max_bytes if spare is None else min(self.max_bytes, used + spare)
-        high = limit - self._reserve(used)
+        high = limit - self._reserve(used - self._memory.kept())
         target = high - self._part
         taken: list[str] = []
         is_high = used > high
         if is_high:
-            used = self._give_up(used, target, taken)
+            used = self._give_up(used, high, target, taken)
             self._has_slack = used <= target
-        self._last = used
+        self._last, self._needed = used, used - self._memory.kept()
         self.is_exceeded = used > limit - self._part
         if is_high and used > limit - 2 * self._part:
             self._narrow(now, taken)
@@ -159,15 +163,15 @@ class MemoryGuard:
         """Return the number of free bytes below the limit."""
         return max(0, self._limit - self._memory.in_use())
 
-    def room(self, n_bytes: int) -> int:
-        """Return the part of `n_bytes` that the caller may use briefly. Frees caches as needed."""
+    def room(self, n_bytes: int, *, frees: bool = True) -> int:
+        """Return the part of `n_bytes` that the caller may use briefly. May free caches."""
         most = self._limit - self._part // 2
         if n_bytes <= self._part // 4:
             return n_bytes
         used = self._memory.in_use() - self._memory.kept()
-        if used + n_bytes > most:
+        if frees and used + n_bytes > most:
             taken: list[str] = []
-            used = self._give_up(used, most - n_bytes, taken)
+            used = self._give_up(used, most - n_bytes, most - n_bytes, taken)
             self._tell(self._clock(), used, taken)
         return min(n_bytes, max(self._part // 4, most - used))
 
@@ -191,15 +195,17 @@ class MemoryGuard:
     def _part(self) -> int:
         return self.max_bytes // _PARTS
 
-    def _reserve(self, used: int) -> int:
-        self._rise = max(used - self._last, self._rise * _FORGET)
+    def _reserve(self, needed: int) -> int:
+        self._rise = max(needed - self._needed, self._rise * _FORGET)
         return self._part + min(int(self._rise), self.max_bytes // 2)
 
-    def _give_up(self, used: int, target: int, names: list[str]) -> int:
-        """Free caches until at most `target` bytes are in use; return the bytes in use."""
+    def _give_up(self, used: int, high: int, target: int, names: list[str]) -> int:
+        """Free buffers, then caches down to `target` if over `high`. Return the bytes in use."""
         before, used = used, self._after()
         if used < before:
             names.append("buffers")
+        if used <= high:
+            return used
         for name, free in self._order:
             if used <= target:
                 break
@@ -269,9 +275,14 @@ _FADE = 0.8
 """The weight of earlier measurements. The first passes have few tokens."""
 
 
+_FEWER = 4
+"""A measurement holds for passes with at most this many times its tokens."""
+
+
 class _Measured(NamedTuple):
     per_token: float
     context: int
+    n_tokens: int
 
 
 class StepMemory:
@@ -288,8 +299,15 @@ class StepMemory:
         before = self._measured.get(place)
         per_token = n_bytes / n_tokens
         if before is not None:
+            if n_tokens < before.n_tokens and n_bytes <= before.n_tokens * before.per_token:
+                return  # mostly the part of a pass that does not depend on its tokens
             per_token = max(per_token, _FADE * before.per_token)
-        self._measured[place] = _Measured(per_token, context)
+        self._measured[place] = _Measured(per_token, context, n_tokens)
+
+    def is_measured(self, n_tokens: int, context: int) -> bool:
+        """Return whether a similar pass ran before. If not, `expected` may be far too high."""
+        known = self._measured.get(context.bit_length())
+        return known is not None and n_tokens <= _FEWER * known.n_tokens
 
     def expected(self, n_tokens: int, context: int) -> int:
         """Return the bytes that a pass up to position `context` will need; 0 if this is unknown."""

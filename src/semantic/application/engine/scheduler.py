@@ -299,17 +299,20 @@ class Scheduler:
     def _within_memory(self, step: Step, request: Request, left: int) -> int:
         # 0 if the pass should wait for decoding requests
         n_tokens = min(left, request.to_prefill)
-        fitting = self._fitting(n_tokens, request.computed + n_tokens)
+        fewest, context = self._budget.smallest, request.computed + n_tokens
+        fitting = self._fitting(n_tokens, context)
         if fitting == n_tokens:
             return left
-        fewest = self._budget.smallest
-        return 0 if fitting < fewest and step.decoding else max(fewest, fitting)
+        if fitting < fewest and step.decoding and self._memory.is_measured(fewest, context):
+            return 0
+        return max(fewest, fitting)
 
     def _fitting(self, n_tokens: int, context: int) -> int:
         if self._guard is None or n_tokens < 1:
             return n_tokens
         expected = self._memory.expected(n_tokens, context)
-        room = self._guard.room(expected)
+        # A guess frees no caches: a shorter chunk measures first.
+        room = self._guard.room(expected, frees=self._memory.is_measured(n_tokens, context))
         return n_tokens if room >= expected else n_tokens * room // expected
 
     @staticmethod

@@ -172,8 +172,11 @@ class StepLoop:
         lane = self._turns.next(ready)
         if self.guard is not None:
             self.guard.check()  # first: after a last turn the process may be exiting
+        is_building = lane.n_requests is None
         started = self._clock()
         has_more = lane.turn()
+        if is_building and self.guard is not None:
+            self.guard.settle()
         self._turns.account(lane, self._clock() - started, ready[lane])
         if not has_more:
             with self.changed:
