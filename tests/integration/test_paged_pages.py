@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from semantic.adapters.mlx.kv_cache.paged import page_pool
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool, PageRef, PageTable
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from tests.support.lanes import examples
@@ -226,3 +227,16 @@ def test_pages_that_come_when_needed_stop_at_what_was_set_aside() -> None:
     pages.expect(64)
     refs += [pages.take() for _ in range(53)]
     assert pages.n_pages == 72
+
+
+def test_pages_grow_little_while_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = PagePool(KIND)
+    pages.expect(64)
+    monkeypatch.setattr(page_pool, "memory_to_spare", lambda: 30 * KIND.page_bytes)
+    monkeypatch.setattr(page_pool, "memory_kept", lambda: 2 * KIND.page_bytes)
+    refs: list[PageRef] = []
+    sizes = [0]
+    while len(refs) < 40:
+        refs.append(pages.take())
+        sizes += [pages.n_pages] if pages.n_pages != sizes[-1] else []
+    assert sizes == [0, 4, 8, 16, 32, 36, 40]

@@ -374,8 +374,7 @@ def _unshare(table: PageTable, length: int, capacity: int) -> list[tuple[PageRef
     replaced: list[tuple[PageRef, PageRef]] = []
     for at in range(first, needed):
         old = table.refs[at]
-        if old.is_shared:
-            pool.await_loan(old, missing)
+        pool.await_loan(old, missing)
         if old.is_shared:
             table.refs[at] = pool.take()
             replaced.append((old, table.refs[at]))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import on_device
+from semantic.adapters.mlx.device import memory_kept, memory_to_spare
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpec
 
@@ -115,11 +116,6 @@ class PageRef:
     def is_shared(self) -> bool:
         """True if there are other references to the page. A shared page must not be written to."""
         return self._page.users > 1
-
-    @property
-    def users(self) -> int:
-        """The number of references to the page, including this one."""
-        return self._page.users
 
     def of(self, pool: PagePool) -> bool:
         return self._pool is pool
@@ -255,7 +251,7 @@ class PagePool:
 
     def expect(self, n_pages: int) -> None:
         """Expect to need `n_pages` pages. The pool doubles up to this size, and then grows by an
-        eighth."""
+        eighth, as it does if memory is short."""
         self._enough = n_pages
 
     def abandon(self) -> None:
@@ -305,8 +301,10 @@ class PagePool:
                 with self._lock:
                     self._free.clear()
             first = self.n_pages
-            added = mx.zeros((n_pages - first, *self.kind.page_shape), self.kind.shape.dtype)
-            grown = added if self._data is None else mx.concatenate([self._data, added])
+            if self._data is None:
+                grown = mx.zeros((n_pages, *self.kind.page_shape), self.kind.shape.dtype)
+            else:
+                grown = mx.pad(self._data, [(0, n_pages - first), (0, 0), (0, 0)])
             mx.eval(grown)
             self._data = grown
             if self._address is not None and self.locate is not None:
@@ -318,14 +316,17 @@ class PagePool:
 
     def _any_returns(self) -> bool:
         loans = Counter(ref.index for ref in self._lent.values())
-        return any(ref.users == loans[ref.index] for ref in self._lent.values())
+        return any(self._used[index].users == n for index, n in loans.items())
 
     def _next_size(self) -> int:
+        larger = self.n_pages + max(_INITIAL_PAGES, self.n_pages // 8)
+        if self._enough is not None and self.n_pages >= self._enough:
+            return larger
         size = max(_INITIAL_PAGES, 2 * self.n_pages)
-        if self._enough is None:
-            return size
-        beyond = self.n_pages + max(_INITIAL_PAGES, self.n_pages // 8)
-        return min(size, self._enough) if self.n_pages < self._enough else beyond
+        size = size if self._enough is None else min(size, self._enough)
+        spare = memory_to_spare()  # growing copies
+        fits = spare is None or size * self.kind.page_bytes <= spare + memory_kept()
+        return size if fits else min(size, larger)
 
 
 class PageTable:
