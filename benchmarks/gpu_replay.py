@@ -61,7 +61,7 @@ CLIENTS = (1, 4, 8)
 LIMITS, SMALL_LIMITS = Limits(sessions=14), Limits(2, 3, 40)
 """So that all rounds take some minutes. Of the last 14 sessions, eight solve the same task."""
 TOLD = (MARK, "memory:")
-"""The beginnings of lines in a server's log that are worth printing."""
+"""Parts of the lines in a server's log that are worth printing."""
 OFF, AUTO = "off", "auto"
 OWN, OTHERS = "own", "others"
 """The text from which drafts come: the session's own, or that of all sessions before."""
@@ -188,6 +188,7 @@ class Servers:
     talks: Sequence[Talk]
     end: int
     small: bool
+    pool_gb: float
     stalls: float | None = None
 
     @contextmanager
@@ -207,8 +208,9 @@ class Servers:
         (own / "keys").chmod(0o600)
         server = semantic_server(
             self.model, own, "--drafts", one.side, "--api-key-file", str(own / "keys"),
-            "--pool-gb", str(SMALL_POOL_GB if self.small else POOL_GB), "--ram-gb", "2",
+            "--pool-gb", str(self.pool_gb), "--ram-gb", "2",
             "--served-model-name", MODEL_NAME, "--exact-batch", "on" if self.small else "auto",
+            *(() if self.stalls is None else ("--log-level", "info")),
         )  # fmt: skip
         flags = ["-m", "benchmarks.forced_server", "--answers", str(own / "answers.json")]
         flags += ["--portable"] if self.small else []
@@ -226,7 +228,7 @@ class Servers:
         finally:
             server.stop()
             for line in server.said():
-                if line.startswith(TOLD):
+                if any(one in line for one in TOLD):
                     print(line, flush=True)
 
 
@@ -324,6 +326,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--checked", type=int, action="append", help="may be repeated")
     parser.add_argument("--only-checked", action="store_true", help="no other rounds")
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--pool-gb", type=float, help="of the cache; 1 with --small, else 32")
     parser.add_argument("--stalls", type=float, help="print where servers stand still so long")
     parser.add_argument("--small", action="store_true", help="a tiny model")
     parser.add_argument("--folder", type=Path, help="for the model and the stores")
@@ -363,8 +366,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
     samples: list[dict[str, Scalar]] = []
     same_task: list[list[float]] = []
     arguments.output.mkdir(parents=True, exist_ok=True)
-    stalls = cast("float | None", arguments.stalls)
-    for line, of_task in measured(Servers(folder, model, talks, end, small, stalls), rounds):
+    pool_gb = cast(float, arguments.pool_gb or (SMALL_POOL_GB if small else POOL_GB))
+    servers = Servers(folder, model, talks, end, small, pool_gb, arguments.stalls)
+    for line, of_task in measured(servers, rounds):
         samples.append(line)
         same_task.append(of_task)
         print(json.dumps({**line, "same_task": of_task}), flush=True)

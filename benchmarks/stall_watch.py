@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 _EVERY = 0.04
 _DEPTH = 12
-_WAITS = frozenset({"threading.py", "selectors.py", "queue.py", "socket.py", "base_events.py"})
+_WAITS = frozenset(
+    {"thread.py", "threading.py", "selectors.py", "queue.py", "socket.py", "base_events.py"}
+)
 MARK = "stall: "
 """Each line begins with this."""
 

@@ -20,7 +20,7 @@ def test_drafts_change_no_bit_and_make_fewer_steps(
     gpu_drafts.main(["--small", "--output", str(tmp_path)])  # its speed depends on the machine
     lines = json.loads((tmp_path / "gpu_drafts.json").read_text())["summary"]["lines"]
     assert [(one["answers"], one["same_bits"]) for one in lines[:2]] == [(3, 3), (3, 3)]
-    assert [one["agents"] for one in lines[2:]] == [1, 4]
+    assert [one["agents"] for one in lines[2:]] == [1, 4, 8, 32]
 
 
 @pytest.mark.process
@@ -34,7 +34,7 @@ def test_answers_alone_may_be_measured(tmp_path: Path) -> None:
 def speed(agents: int, faster: float, unknown: float) -> dict[str, Scalar]:
     return {
         "part": "speed", "context": 64, "agents": agents, "usual_over_none": faster,
-        "unknown_over_none": unknown,
+        "unknown_over_drawn": unknown,
     }  # fmt: skip
 
 
