@@ -162,11 +162,11 @@ class _ByNumber(Linear):
 
 
 class _ByPlace(Linear):
-    """A product whose bits depend on the place of a row."""
+    """A product whose bits depend on the place of a row, from the last one on."""
 
     def __call__(self, x: mx.array) -> mx.array:
         found = super().__call__(x)
-        return found * (1 + 1e-6 * mx.arange(len(x)).reshape(-1, 1, 1))
+        return found * (1 + 1e-6 * mx.arange(len(x), 0, -1).reshape(-1, 1, 1))
 
 
 def planted(kind: type[Linear]) -> Module:
