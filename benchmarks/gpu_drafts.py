@@ -169,14 +169,15 @@ def speed(
     histories.add("", draw.choices(range(vocab), k=_HISTORY))
     histories.wait()
     names = () if agents in MANY else ("none", "usual", "wrong")
-    rates: dict[str, list[float]] = {name: [] for name in (*names, "drawn", "unknown")}
+    turns = (*names, "drawn", "unknown", "unknown", "drawn")
+    rates: dict[str, list[float]] = {name: [] for name in turns}
     per_step: list[float] = []
     for _ in range(ROUNDS):
-        for name, measured in rates.items():
+        for name in turns:
             source = histories if name == "unknown" else CHANCES[name]
             params = DRAWN if name in ("drawn", "unknown") else GREEDY
             _, seconds, known = decoded(backend, asked, n_tokens, source, params)
-            measured.append(agents * n_tokens / 2 / seconds)
+            rates[name].append(agents * n_tokens / 2 / seconds)
             if name == "usual":
                 accepted = sum(one.n_accepted for one in known)
                 per_step.append(agents * n_tokens / max(1, agents * n_tokens - accepted))

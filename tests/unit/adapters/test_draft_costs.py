@@ -84,6 +84,14 @@ def test_no_step_waits_without_drafts_or_before_a_measurement() -> None:
     assert not waiting(Draft([1], 1.0), 1, checks_1=0.1).pays(1)
 
 
+def test_no_step_waits_long_after_the_last_draft_whatever_waiting_seems_to_take() -> None:
+    made = waiting(Draft([1, 2], 0.9), 2, of_1=0.1, checks_1=0.09)
+    assert made.pays(1)
+    for _ in range(100):
+        made.learn([Draft((), 0.0)], [0])
+    assert not made.pays(1)
+
+
 def test_the_first_step_of_a_size_other_work_and_pauses_do_not_count() -> None:
     clock = Clock()
     seconds = StepSeconds(clock)

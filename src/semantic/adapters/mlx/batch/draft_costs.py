@@ -86,7 +86,7 @@ class Waiting:
         if plain is None:
             return False  # measure it
         waited = self._seconds.of(n_rows, drafted=True) or plain
-        return self._gain > n_rows * (waited / plain - 1)
+        return self._gain > n_rows * (max(_LEAST_GAIN, waited / plain) - 1)
 
 
 def _size(n_rows: int) -> int:
