@@ -204,7 +204,7 @@ def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
     tier = store
     while isinstance(tier, TieredStore):
         tier = tier.warm
-    # With CUDA the limit is one of device memory, of which the tier has none.
+    # With CUDA the limit counts device memory only, and the tier is host memory.
     if isinstance(tier, MemoryStore) and not on_cuda():
         guard.add("the memory tier", tier.release)
     guard.add("idle caches", loop.evict_idle)
