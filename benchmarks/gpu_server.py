@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import gc
 import json
 import os
 import shutil
@@ -392,7 +393,8 @@ def write_large_model(folder: Path, build: Callable[[int], Module]) -> None:
     head = weights["lm_head.weight"]
     weights["lm_head.weight"] = mx.concatenate([mx.zeros_like(head[:_NEVER]), head[_NEVER:]])
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
-    del model, weights, head
+    del model, weights, head, parameters
+    gc.collect()
     mx.clear_cache()
 
 

@@ -47,3 +47,22 @@ def test_pools_shrink_between_steps_and_no_token_changes(name: str) -> None:
     said, sizes = answers(shrinks=True)
     assert said == answers(shrinks=False)[0]
     assert min(sizes) < max(sizes)
+
+
+def test_unused_pages_go_before_idle_caches() -> None:
+    backend = tiny_backend(IN_PAGES[0])
+    spec = backend.cache_spec()
+    pool: BlockPool = BlockPool(spec, 400)
+    engine = BlockPoolBatchEngine(backend, CharTokenizer(), pool, spec)
+    for name in ("one", "other"):
+        engine.submit(name, [i * len(name) % VOCAB for i in range(700)], max_tokens=2)
+        while engine.has_work:
+            list(engine.step())
+    pools = cast(PagedLayers, backend._layers).pools
+    engine.forget("other")
+    assert engine.evict_idle(1)
+    assert [key.agent_id for key in engine.idle_caches.lru_order()] == ["one"]
+    assert all(one.n_pages == one.n_used for one in pools)
+
+    assert engine.evict_idle(1), "none is unused"
+    assert not engine.idle_caches.lru_order()

@@ -399,9 +399,9 @@ class FakeBackend:
     def returns_memory(self) -> bool:
         return True
 
-    def return_memory(self, room: int) -> bool:
+    def return_memory(self, room: int) -> int:
         assert room >= 0
-        return False
+        return 0
 
     def cache_spec(self) -> ModelCacheSpec:
         return self._spec

@@ -214,9 +214,9 @@ class BatchBackend(Protocol):
     def returns_memory(self) -> bool:
         """True if the memory of freed blocks returns to the system by itself."""
 
-    def return_memory(self, room: int) -> bool:
+    def return_memory(self, room: int) -> int:
         """Give the memory of freed blocks back to the system. May take at most `room` bytes to move
-        the used blocks. Returns False if all freed memory is already back."""
+        the used blocks. Returns the bytes that went back."""
 
     def cache_spec(self) -> ModelCacheSpec:
         """Return the description of a sequence's cache."""

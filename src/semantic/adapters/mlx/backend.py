@@ -121,7 +121,7 @@ class MLXBackend:
         self._batch = self._new_batch()
         attention_hook.install(self.model)
 
-    def return_memory(self, room: int) -> bool:
+    def return_memory(self, room: int) -> int:
         with self._computing():
             self._finish_launched()
             return self._layers.shrink(room)

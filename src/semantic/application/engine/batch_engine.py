@@ -256,17 +256,18 @@ class BlockPoolBatchEngine:
         return Counter() if self._prefixes is None else self._prefixes.restored_bytes
 
     def evict_idle(self, n_bytes: int, room: int = sys.maxsize) -> bool:
-        """Evict `n_bytes` of idle caches; return whether this returned memory to the system. The
-        eviction may use `room` bytes."""
+        """Return `n_bytes` to the system, those of unused blocks first and then those of idle
+        caches; return whether any went back. The eviction may use `room` bytes."""
         moves = not self._model.returns_memory
+        unused = self._model.return_memory(room) if moves else 0
         with self._lock:
-            least = self.pool.used_bytes - n_bytes
-            if moves:
-                if self.pool.used_bytes - self.pool.evictable_bytes > room:
-                    return False
-                least = min(least, room)
-            evicted = self._idle.evict_to(least)
-        return self._model.return_memory(room) if moves else evicted
+            used = self.pool.used_bytes
+            if unused >= n_bytes + used:  # a pool that grows doubles
+                return True
+            if moves and used - self.pool.evictable_bytes > room:
+                return unused > 0
+            evicted = self._idle.evict_to(min(used - n_bytes, room if moves else used))
+        return unused + self._model.return_memory(room) > 0 if moves else evicted
 
     def forget(self, agent_id: str, *, tenant: str = "") -> bool:
         """Drop an agent's idle cache and its manifest. Returns False if it has neither."""

@@ -141,9 +141,9 @@ class PagedLayers:
             if self._at_once:
                 pool.grow(pages)
 
-    def shrink(self, room: int) -> bool:
+    def shrink(self, room: int) -> int:
         """Free the memory of unused pages; see `PagePool.shrink`."""
-        return sum(pool.shrink(room) for pool in self.pools) > 0
+        return sum(pool.shrink(room) for pool in self.pools)
 
     def abandon(self) -> None:
         """Free all pools. Caches must not be created or used afterwards."""
