@@ -154,7 +154,7 @@ def equality(
 
 
 def speed(
-    backend: MLXBackend, context: int, agents: int, n_tokens: int, vocab: int
+    backend: MLXBackend, context: int, agents: int, n_tokens: int, vocab: int, rounds: int
 ) -> dict[str, Scalar]:
     """Tokens per second without drafts, with the usual ones and with wrong ones; then of a drawn
     text without drafts, and with histories, which do not have it. Many agents only draw."""
@@ -172,7 +172,7 @@ def speed(
     turns = (*names, "drawn", "unknown", "unknown", "drawn")
     rates: dict[str, list[float]] = {name: [] for name in turns}
     per_step: list[float] = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name in turns:
             source = histories if name == "unknown" else CHANCES[name]
             params = DRAWN if name in ("drawn", "unknown") else GREEDY
@@ -217,29 +217,40 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--bits", type=int, choices=(4, 16), default=16, help="of a weight")
     parser.add_argument("--answers", type=int, default=ANSWERS, help="prompts to answer")
     parser.add_argument("--only-answers", action="store_true", help="no speed")
+    parser.add_argument("--only-many", action="store_true", help="no speed of few agents")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each speed")
     parser.add_argument("--small", action="store_true", help="a tiny model")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(given)
     small, layers = cast(bool, arguments.small), cast(int, arguments.layers)
-    bits = cast(int, arguments.bits)
-    large = shapes.llama_8b if bits == 16 else shapes.llama_8b_4bit
+    bits, rounds = cast(int, arguments.bits), cast(int, arguments.rounds)
+    large = {4: shapes.llama_8b_4bit, 16: shapes.llama_8b}[bits]
     sides = Sides(small_model() if small else large(layers), small=small)
     vocab = VOCAB if small else shapes.LLAMA_VOCAB
-    n_prompts = cast(int, arguments.answers)
-    answers, n_tokens, lengths = (3, 12, (5, 40)) if small else (n_prompts, ANSWER, LENGTHS)
+    answers, n_tokens, lengths = (
+        (3, 12, (5, 40)) if small else (cast(int, arguments.answers), ANSWER, LENGTHS)
+    )
     contexts: Sequence[int]
     contexts, speed_tokens = ((64,), 16) if small else (CONTEXTS, TOKENS)
-    contexts = [] if arguments.only_answers else contexts
     started = Run.start(
         "gpu_drafts",
         QUESTION,
         model="tiny" if small else f"Llama 3.1 8B shape, {layers} layers, {bits} bits",
-        parameters={"answers": answers, "tokens": n_tokens, "chance": CHANCE, "small": small},
+        parameters={
+            "answers": answers,
+            "tokens": n_tokens,
+            "chance": CHANCE,
+            "small": small,
+            "rounds": rounds,
+        },
         seed=0,
     )
-    backend = sides.backend("auto" if contexts and not small else "on")
+    backend = sides.backend("on" if small or arguments.only_answers else "auto")
     plan = [
-        (each, n) for each in contexts for n in (*FASTER, *(MANY if each == min(contexts) else ()))
+        (each, n)
+        for each in contexts
+        for n in (*FASTER, *(MANY if each == min(contexts) else ()))
+        if not arguments.only_answers and (n in MANY or not arguments.only_many)
     ]
     sizes = [(max(lengths), BESIDE + 1), *plan]
     room, of = 2 * (speed_tokens + n_tokens), backend.cache_spec()
@@ -262,7 +273,7 @@ def main(given: Sequence[str] | None = None) -> int:
     for line in equality(backend, prompts, n_tokens):
         note(line)
     for context, agents in plan:
-        note(speed(backend, context, agents, speed_tokens, vocab))
+        note(speed(backend, context, agents, speed_tokens, vocab, rounds))
     verdict = judge(samples)
     print(f"{'passed' if verdict.passed else 'MISSED'}: {verdict.observed}")
     return int(not verdict.passed)

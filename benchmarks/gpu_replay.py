@@ -58,6 +58,8 @@ CRITERION = (
     "per step of `draft_acceptance`"
 )
 CLIENTS = (1, 4, 8)
+_BESIDE_POOL_GB = 32
+"""For weights and steps. The default would follow what is free, and differ between servers."""
 LIMITS, SMALL_LIMITS = Limits(sessions=14), Limits(2, 3, 40)
 """So that all rounds take some minutes. Of the last 14 sessions, eight solve the same task."""
 TOLD = (MARK, "memory:")
@@ -210,6 +212,7 @@ class Servers:
             self.model, own, "--drafts", one.side, "--api-key-file", str(own / "keys"),
             "--pool-gb", str(self.pool_gb), "--ram-gb", "2",
             "--served-model-name", MODEL_NAME, "--exact-batch", "on" if self.small else "auto",
+            *(() if self.small else ("--memory-gb", str(self.pool_gb + _BESIDE_POOL_GB))),
             *(() if self.stalls is None else ("--log-level", "info")),
         )  # fmt: skip
         flags = ["-m", "benchmarks.forced_server", "--answers", str(own / "answers.json")]
