@@ -254,3 +254,49 @@ def test_drafts_stay_in_the_lane_and_the_memory_when_others_join(
         backend.decode()
     refs = first_paged(backend.sequences()[0]).table.refs
     assert len(refs) == 1, "a draft lies beyond the sequence's memory"
+
+
+class Noting:
+    """Proposes nothing, and notes what it is asked and told."""
+
+    def __init__(self) -> None:
+        self.n_calls = 0
+        self.known: list[int] = []
+
+    def propose(self, _most: int) -> Draft:
+        """See `Drafter.propose`."""
+        self.n_calls += 1
+        return Draft((), 0.0)
+
+    def read(self, tokens: Sequence[int], _n_drafted: int, /) -> None:
+        """See `Drafter.read`."""
+        self.n_calls += 1
+        self.known += tokens
+
+
+def test_a_full_batch_calls_no_drafter_and_a_small_one_tells_it_all() -> None:
+    backend = drafted_backend("llama" + DRAFTED)
+    said: dict[SequenceId, list[int]] = {}
+    drafters = [Noting() for _ in range(6)]
+
+    def decode(n_tokens: int) -> None:
+        while min(map(len, said.values())) < n_tokens:
+            for token in backend.decode():
+                said[token.sequence].append(token.token)
+
+    for drafter in drafters:
+        sequence = backend.open(256)
+        backend.prefill(sequence, [1, 2, 3])
+        backend.start(sequence, 4, [1, 2, 3], SamplingParams(), 0, drafter)
+        said[sequence] = []
+    decode(5)
+    before = [one.n_calls for one in drafters]
+    decode(9)
+    assert [one.n_calls for one in drafters] == before
+    first, *others = list(said)
+    for sequence in others[2:]:
+        backend.close(sequence)
+        del said[sequence]
+    decode(12)
+    assert len(drafters[0].known) >= 9
+    assert drafters[0].known == said[first][: len(drafters[0].known)]

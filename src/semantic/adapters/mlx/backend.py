@@ -61,18 +61,22 @@ class _Sequence(Prompt):
 
 
 class _InRoom:
-    """Limits the drafts of a sequence to its memory, with room for the next step's token."""
+    """Limits a sequence's drafts to its memory. Lets the drafter read only when it must propose."""
 
     def __init__(self, drafter: Drafter, state: _Sequence, n_tokens: int, most: int) -> None:
         self._drafter, self._state, self._n_tokens, self._most = drafter, state, n_tokens, most
+        self._unread: list[tuple[Sequence[int], int]] = []
 
     def propose(self, most: int) -> Draft:
+        for one in self._unread:
+            self._drafter.read(*one)
+        self._unread.clear()
         most = min(most, self._most, self._state.capacity - self._n_tokens - 1)
         return self._drafter.propose(most) if most > 0 else Draft((), 0.0)
 
     def read(self, tokens: Sequence[int], n_drafted: int, /) -> None:
         self._n_tokens += len(tokens)
-        self._drafter.read(tokens, n_drafted)
+        self._unread.append((tokens, n_drafted))
 
 
 class MLXBackend:

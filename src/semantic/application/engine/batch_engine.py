@@ -262,9 +262,8 @@ class BlockPoolBatchEngine:
         unused = self._model.return_memory(room) if moves else 0
         with self._lock:
             used = self.pool.used_bytes
-            if unused >= n_bytes + used:  # a pool that grows doubles
-                return True
-            if moves and used - self.pool.evictable_bytes > room:
+            enough = unused >= n_bytes + used  # a pool that grows doubles
+            if enough or (moves and used - self.pool.evictable_bytes > room):
                 return unused > 0
             evicted = self._idle.evict_to(min(used - n_bytes, room if moves else used))
         return unused + self._model.return_memory(room) > 0 if moves else evicted

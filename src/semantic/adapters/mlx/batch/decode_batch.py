@@ -35,8 +35,7 @@ Agree = Callable[[mx.array], mx.array]
 """Takes a rank's sampled tokens and returns the tokens that all ranks use. Both are (rows,)."""
 
 _MOST_DRAFTING = 4
-"""With more sequences, a step has few drafts for each, and the host's work exceeds what they give:
-eight clients decode more slowly with drafts (`benchmarks/results/gpu_replay_eight.json`)."""
+"""With more sequences, a step has few drafts for each, and costs the host more than they give."""
 
 _CLEAR_EVERY = 512
 """The number of steps between two calls of `mx.clear_cache`, as in mlx-lm."""
