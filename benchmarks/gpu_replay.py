@@ -17,6 +17,7 @@ them all.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -235,9 +236,15 @@ class Servers:
                     print(line, flush=True)
 
 
-def plans(clients: Sequence[int], checked: Sequence[int]) -> list[list[Round]]:
-    """Return the rounds of each server."""
-    sides = [[Round(side, n) for n in clients] for side in (OFF, AUTO) if clients]
+def plans(clients: Sequence[int], checked: Sequence[int], repeated: int = 1) -> list[list[Round]]:
+    """Return the rounds of each server. Sides that are `repeated` change places each time, as a
+    machine's speed may change, and equal neighbours share a server."""
+    order = [side for i in range(repeated) for side in (OFF, AUTO)[:: -1 if i % 2 else 1]]
+    sides = [
+        [Round(side, n) for _ in same for n in clients]
+        for side, same in itertools.groupby(order)
+        if clients
+    ]
     fixed = [[Round(AUTO, 1, own, n)] for n in checked for own in (True, False)]
     return sides + fixed
 
@@ -276,14 +283,20 @@ def summary_of(
 def compared(samples: Sequence[Mapping[str, Scalar]]) -> list[dict[str, float]]:
     """Return the figures with drafts relative to those without, by the number of clients."""
     usual = [one for one in samples if "checked" not in one and "failure" not in one]
-    by_side = {(one["side"], cast(int, one["clients"])): one for one in usual}
+    by_side: dict[tuple[Scalar, int], list[Mapping[str, Scalar]]] = {}
+    for one in usual:
+        by_side.setdefault((one["side"], cast(int, one["clients"])), []).append(one)
+
+    def usual_of(name: str, rounds: Sequence[Mapping[str, Scalar]]) -> float:
+        return statistics.median(cast(float, one[name]) for one in rounds)
+
     found: list[dict[str, float]] = []
     for (side, clients), mine in by_side.items():
         their = by_side.get((OFF, clients))
         if side == AUTO and their is not None:
             line: dict[str, float] = {"clients": clients}
             for name in ("decode_tok_s", "out_tok_s", "ttft_p50_s", "gap_max_ms"):
-                ratio = cast(float, mine[name]) / max(1e-9, cast(float, their[name]))
+                ratio = usual_of(name, mine) / max(1e-9, usual_of(name, their))
                 line[name] = round(ratio, 3)
             found.append(line)
     return found
@@ -326,6 +339,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, help="of each session")
     parser.add_argument("--tokens", type=int, help="of each answer")
     parser.add_argument("--clients", type=int, action="append", help="may be repeated")
+    parser.add_argument("--repeated", type=int, default=1, help="rounds of each side")
     parser.add_argument("--checked", type=int, action="append", help="may be repeated")
     parser.add_argument("--only-checked", action="store_true", help="no other rounds")
     parser.add_argument("--layers", type=int, default=32)
@@ -344,7 +358,8 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
     small, layers = cast(bool, arguments.small), cast(int, arguments.layers)
     clients = cast("list[int] | None", arguments.clients) or list(CLIENTS)
     clients = [] if arguments.only_checked else clients
-    rounds = plans(clients, cast("list[int] | None", arguments.checked) or [])
+    checked = cast("list[int] | None", arguments.checked) or []
+    rounds = plans(clients, checked, cast(int, arguments.repeated))
     given = Limits(arguments.most_sessions, arguments.turns, arguments.tokens)
     usual = SMALL_LIMITS if small else LIMITS
     limits = Limits(*(one or other for one, other in zip(given, usual, strict=True)))
