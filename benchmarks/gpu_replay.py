@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import cast
 
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
@@ -199,8 +199,7 @@ class Servers:
         """A server for rounds that differ only in clients, ready."""
         one, n_talks = rounds[0], len(self.talks)
         name = one.side if one.checked is None else f"{one.side}-{one.checked}-{one.own}"
-        own = self.folder / name
-        own.mkdir()
+        own = Path(mkdtemp(prefix=f"{name}-", dir=self.folder))  # a side may serve twice
         answers = [
             [*exchange.tokens, self.end] for talk in self.talks for exchange in talk.exchanges
         ]
