@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from semantic.application.engine.batch_engine import BlockPoolBatchEngine
     from semantic.application.engine.step_loop import StepLoop
     from semantic.domain.services import BlockPool
-    from semantic.domain.value_objects import ExactBatch, ModelCacheSpec
+    from semantic.domain.value_objects import ExactBatch, KvBits, ModelCacheSpec
     from semantic.ports.generation import (
         BatchBackend,
         DraftSource,
@@ -86,7 +86,9 @@ def assemble(
 ) -> App:
     """Build an engine as `build_engine` does, with a model from `provider`."""
     with suggesting(settings.model):
-        model, tokenizer = provider.load_model(settings.model, settings.adapter_folder)
+        model, tokenizer = provider.load_model(
+            settings.model, settings.adapter_folder, kv_bits=settings.kv_bits
+        )
     spec = provider.extract_spec(model)
     pool: BlockPool = make_pool(settings, spec)
     store, settings = _open_or_report(settings, on_store_unavailable, observer)
@@ -106,7 +108,7 @@ def follow_first(settings: Settings) -> None:
     settings = promised(settings)
     provider = mlx_provider(settings)
     try:
-        model, _ = provider.load_model(settings.model)
+        model, _ = provider.load_model(settings.model, kv_bits=settings.kv_bits)
     except SemanticError:
         if provider.ranks is None or not wait_for_end(provider.ranks):
             raise
@@ -122,7 +124,10 @@ def build_in_slices(settings: Settings, shared: Shared) -> Slices[App]:
     provider = shared.provider
     with suggesting(settings.model):
         model, tokenizer = yield from provider.load_in_slices(
-            settings.model, settings.adapter_folder, settings.weights_bytes
+            settings.model,
+            settings.adapter_folder,
+            settings.weights_bytes,
+            kv_bits=settings.kv_bits,
         )
     pool: BlockPool = make_pool(settings, provider.extract_spec(model))
     return _new_app(model, tokenizer, pool, shared.store, settings)
@@ -168,8 +173,9 @@ def rebuild_app(app: App) -> App:
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
     app.model.abandon()  # frees the old pool before the new one
     model = wrap_model(
-        app.model.model, app.model.model_id, app.tokenizer, exact_batch=app.settings.exact_batch
-    )
+        app.model.model, app.model.model_id, app.tokenizer,
+        exact_batch=app.settings.exact_batch, kv_bits=app.settings.kv_bits,
+    )  # fmt: skip
     model.grammars = app.model.grammars  # including compiled and checked grammars
     pool: BlockPool = BlockPool(app.spec, app.pool.total_blocks, max_bytes=app.pool.max_bytes)
     return _new_app(model, app.tokenizer, pool, app.store, app.settings)
@@ -227,11 +233,15 @@ def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
 
 
 def load(
-    model_id: str = DEFAULT_MODEL, *, any_chip: bool = False, exact_batch: ExactBatch = "auto"
+    model_id: str = DEFAULT_MODEL,
+    *,
+    any_chip: bool = False,
+    exact_batch: ExactBatch = "auto",
+    kv_bits: KvBits = 16,
 ) -> tuple[MLXBackend, MLXTokenizer]:
-    """Return a model and its tokenizer, by folder, hub id or alias. Raises ModelNotFoundError,
-    UnsupportedModelError, and OperatorError if MLX is not usable."""
+    """Return a model and its tokenizer, by folder, hub id or alias. Its caches have `kv_bits`.
+    Raises ModelNotFoundError, UnsupportedModelError, and OperatorError if MLX is not usable."""
     model = model_of(model_id)
     with suggesting(model):
         settings = Settings(any_chip=any_chip, exact_batch=exact_batch)
-        return mlx_provider(settings).load_model(model)
+        return mlx_provider(settings).load_model(model, kv_bits=kv_bits)

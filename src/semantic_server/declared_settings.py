@@ -19,6 +19,7 @@ from semantic.composition.engine_settings import (
     ENGINE,
     EXACT_BATCH,
     FLEET_SECRET_FILE,
+    KV_BITS,
     MIN_P_HELP,
     MODELS,
     NO_STORE,
@@ -159,6 +160,7 @@ class DeclaredSettings:
     ] = 256
     exact_batch: Annotated[ExactBatch, EXACT_BATCH] = "auto"
     drafts: Annotated[Drafts, DRAFTS] = "auto"
+    kv_bits: Annotated[Texts, KV_BITS] = ()
     pool_gb: Annotated[Gib | None, POOL_GB] = None
     pool_blocks: Annotated[Count | None, POOL_BLOCKS] = None
     store: Annotated[Path | None, STORE_FOLDER] = None

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from semantic.bootstrap import App, assemble
 from semantic.cli.main import app
 from semantic.composition.engine_settings import Settings
-from semantic.domain.value_objects import ModelCacheSpec
+from semantic.domain.value_objects import KvBits, ModelCacheSpec
 from semantic.ports.generation import BatchBackend, Slices, Tokenizer
 from tests.support.fake_backend import FULL, FakeBackend
 from tests.support.fake_tokenizer import ByteTokenizer
@@ -81,15 +81,20 @@ class FakeProvider:
         self.model = FakeBackend(ModelCacheSpec((FULL,)), vocab_size=self.tokenizer.vocab_size)
 
     def load_model(
-        self, model_id: str, adapter: Path | None = None
+        self, model_id: str, adapter: Path | None = None, *, kv_bits: KvBits = 16
     ) -> tuple[BatchBackend, Tokenizer]:
-        del model_id, adapter  # there is only one
+        del model_id, adapter, kv_bits  # there is only one
         return self.model, self.tokenizer
 
     def load_in_slices(
-        self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
+        self,
+        model_id: str,
+        adapter: Path | None = None,
+        max_bytes: int | None = None,
+        *,
+        kv_bits: KvBits = 16,
     ) -> Slices[tuple[BatchBackend, Tokenizer]]:
-        del max_bytes
+        del max_bytes, kv_bits
         yield None
         return self.load_model(model_id, adapter)
 

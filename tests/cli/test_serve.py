@@ -27,7 +27,13 @@ from rich.progress import Progress
 from semantic.cli.progress import ServerProgress
 from semantic.composition.engine_settings import Settings
 from semantic.domain.errors import InvalidRequestError
-from semantic_server.cli.serve import ServeOptions, _of_model, _print_ready, _serve_settings
+from semantic_server.cli.serve import (
+    ServeOptions,
+    _of_model,
+    _print_ready,
+    _serve_settings,
+    engine_settings,
+)
 from semantic_server.http.answer_records import AnswerRecord
 from semantic_server.http.settings import ServerSettings
 from tests.cli.support import command_line, environment, semantic
@@ -276,6 +282,28 @@ def test_parsers_are_those_of_the_first_model() -> None:
     assert (second.parsers.calls, second.parsers.reasoning) == (None, None)
     with pytest.raises(InvalidRequestError, match=r"tool_call_parser must be one of .*kimi_k2"):
         _serve_settings(ServerSettings(tool_call_parser="kimi"), Settings())
+
+
+def test_each_model_has_its_own_bits() -> None:
+    given = ServerSettings(model=("semantic-tiny", "b"), kv_bits=("8", "b=auto"))
+    first = _serve_settings(given, engine_settings(given))
+    assert first.engine.kv_bits == 8
+    assert _of_model(first, "b", given.kv_bits, ("semantic-tiny", "b")).engine.kv_bits == 16
+    for bits, expected in ((("int8",), 8), (("semantic-tiny=8",), 8), (("16",), 16), ((), 16)):
+        assert engine_settings(ServerSettings(kv_bits=bits)).kv_bits == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("4", "must be 8 or 16, or int8 or auto, got '4'; fewer bits than 8 change reasoning"),
+        ("fp8", "must be 8 or 16, or int8 or auto, got 'fp8'$"),
+        ("other=8", "other=8: NAME must be one of semantic-tiny"),
+    ],
+)
+def test_other_bits_are_refused_by_name(given: str, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        engine_settings(ServerSettings(kv_bits=(given,)))
 
 
 @pytest.mark.process

@@ -29,8 +29,8 @@ from tests.support.lanes import THOROUGH
 from tests.support.rig import Done, Rig
 from tests.support.text_tokenizer import text_tokenizer
 
-KINDS = ("llama", "gemma3", "deepseek_v3", "moe")
-"""Full attention, windows, latents and experts."""
+KINDS = ("llama", "gemma3", "deepseek_v3", "moe", "llama of 64 in 8 bits")
+"""Full attention, windows, latents, experts, and caches of 8 bits."""
 SCHEDULES = 200 if THOROUGH else 10
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from semantic import CompletedGeneration, SamplingParams
 from semantic.domain.value_objects import BLOCK_TOKENS
-from tests.support.in_pages import IN_PAGES
+from tests.support.eight_bits import EIGHT_BITS
+from tests.support.in_pages import IN_PAGES, SUFFIX
 from tests.support.lanes import THOROUGH, examples, more
 from tests.support.reference import generate, is_answer
 from tests.support.rig import Done, Rig
@@ -28,12 +29,14 @@ _OTHERS = (
 _WITH_STATES = (
     "kimi_linear", "qwen3_next", "qwen3_next in pages", "nemotron_h", "recurrent_gemma",
 )  # fmt: skip
+_EIGHT_BITS = ("llama of 64 in 8 bits", "gemma3 of 64 in 8 bits in pages")
 every_kind = pytest.mark.parametrize(
     "architecture",
     [
         *_KINDS,
         "kimi_linear",
         "qwen3_next in pages",
+        *_EIGHT_BITS,
         *more(*(name for name in ARCHITECTURES if name not in _KINDS), *_OTHERS),
     ],
 )
@@ -42,6 +45,7 @@ every_kind = pytest.mark.parametrize(
 def kinds(*usual: str) -> pytest.MarkDecorator:
     """These architectures; one of every kind, and the others, in the thorough lane."""
     known = (*_KINDS, "kimi_linear", "qwen3_next in pages", *ARCHITECTURES, *_OTHERS)
+    known = (*known, *EIGHT_BITS, *(name + SUFFIX for name in EIGHT_BITS))
     others = [name for name in dict.fromkeys(known) if name not in usual]
     return pytest.mark.parametrize("architecture", [*usual, *more(*others)])
 

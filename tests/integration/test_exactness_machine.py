@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 from semantic import CompletedGeneration
 from semantic.adapters.mlx.batch.draft_costs import StepSeconds
 from tests.support.drafted import DRAFTED
+from tests.support.eight_bits import EIGHT_BITS
 from tests.support.in_pages import IN_PAGES, SUFFIX
 from tests.support.lanes import THOROUGH, examples
 from tests.support.reference import is_answer
@@ -164,7 +165,12 @@ _EXAMPLES |= dict.fromkeys((kind + DRAFTED for kind in _DRAFTED), 2)
 # Without a kernel pages are read slowly; `test_paged_batch.py` has a smaller machine for every run.
 @pytest.mark.parametrize(
     "architecture",
-    [*ARCHITECTURES, *(IN_PAGES if THOROUGH else ()), *(kind + DRAFTED for kind in _DRAFTED)],
+    [
+        *ARCHITECTURES,
+        *(IN_PAGES if THOROUGH else ()),
+        *(kind + DRAFTED for kind in _DRAFTED),
+        *EIGHT_BITS[: None if THOROUGH else 1],
+    ],
 )
 def test_every_answer_is_that_of_mlx_lm_alone(
     architecture: str, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.ports.generation import Draft, Drafter
+from tests.support.eight_bits import EIGHT
 from tests.support.tiny_models import VOCAB, build, randomize
 
 DRAFTED = " in pages drafted"
@@ -83,6 +84,7 @@ def drafted_backend(
     backend = wrap_model(
         _model(name.removesuffix(DRAFTED)), model_id, texts,
         attention=lambda _: PortableAttention(), exact_batch="on",
+        kv_bits=8 if EIGHT in name else 16,
     )  # fmt: skip
     assert not backend.drafts_problem
     return backend

@@ -40,6 +40,8 @@ EVERY_ARCHITECTURE = (
     "lfm2",
     "recurrent_gemma",
     "falcon_h1",
+    "gemma3 of 64 in 8 bits",
+    "deepseek_v3 of 64 in 8 bits",
 )
 TINY_MEMORY = 4096
 """A memory tier that holds next to nothing, so that the disk is read."""

@@ -22,7 +22,7 @@ from semantic.adapters.mlx.model.provider import MLXModelProvider
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.bootstrap import App, assemble
 from semantic.composition.engine_settings import Settings
-from semantic.domain.value_objects import ModelCacheSpec
+from semantic.domain.value_objects import KvBits, ModelCacheSpec
 from semantic.ports.generation import BatchBackend, Slices
 from tests.support.always_read import always_read
 
@@ -42,15 +42,20 @@ class Loaded:
         self._model = self._provider.load_model()
 
     def load_model(
-        self, model_id: str, adapter: Path | None = None
+        self, model_id: str, adapter: Path | None = None, *, kv_bits: KvBits = 16
     ) -> tuple[MLXBackend, MLXTokenizer]:
-        del model_id, adapter
+        del model_id, adapter, kv_bits
         return self._model
 
     def load_in_slices(
-        self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
+        self,
+        model_id: str,
+        adapter: Path | None = None,
+        max_bytes: int | None = None,
+        *,
+        kv_bits: KvBits = 16,
     ) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
-        del max_bytes
+        del max_bytes, kv_bits
         yield None
         return self.load_model(model_id, adapter)
 

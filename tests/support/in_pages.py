@@ -7,7 +7,9 @@ from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
+from semantic.domain.value_objects import KvBits
 from tests.support.drafted import DRAFTED, drafted_backend
+from tests.support.eight_bits import EIGHT
 from tests.support.lanes import THOROUGH
 from tests.support.padded import PADDED, padded_backend
 from tests.support.probed import probed_once
@@ -29,11 +31,12 @@ def tiny_backend(
     if name.endswith(PADDED):
         return padded_backend(name, model_id, texts)
     model = tiny_model(name.removesuffix(SUFFIX))
+    bits: KvBits = 8 if EIGHT in name else 16
     if not name.endswith(SUFFIX):
         with probed_once():
-            return wrap_model(model, model_id, texts)
+            return wrap_model(model, model_id, texts, kv_bits=bits)
     with probed_once():
-        backend = wrap_model(model, model_id, texts, attention=_portable)
+        backend = wrap_model(model, model_id, texts, attention=_portable, kv_bits=bits)
     assert backend.in_pages, "the model's layers do not lie in pages"
     return backend
 

@@ -137,8 +137,12 @@ class _Architecture(Protocol):
     ModelArgs: _Arguments
 
 
-def build(name: str) -> Module:
+WIDE: Final[dict[str, object]] = {"head_dim": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 64}
+"""Sizes with which heads, latents and their rope keys have 64 numbers."""
+
+
+def build(name: str, changes: Mapping[str, object] | None = None) -> Module:
     """The model of that module, as mlx-lm draws it."""
     found = cast(_Architecture, importlib.import_module(f"mlx_lm.models.{name}"))
-    given = _COMMON | OTHER_MODELS[name] | {"model_type": name}
+    given = {**_COMMON, **OTHER_MODELS[name], "model_type": name, **(changes or {})}
     return found.Model(found.ModelArgs.from_dict(given))

@@ -17,9 +17,9 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import make_prompt_cache
 
 import semantic.adapters.mlx  # noqa: F401  loads OpenBLAS before MLX
+from tests.support.eight_bits import new_caches
 from tests.support.lanes import THOROUGH
 from tests.support.rounding import equally_likely
 
@@ -63,12 +63,12 @@ def _begun(model: Module, prompt: tuple[int, ...]) -> tuple[list[_Cache], int]:
     """Caches that hold the prompt's whole chunks but for its last token, and how many tokens."""
     identity = _identity(model)
     if not _may_be_divided(model):
-        return cast(list[_Cache], make_prompt_cache(model)), 0
+        return cast(list[_Cache], new_caches(model)), 0
     stop = (len(prompt) - 1) // _CHUNK * _CHUNK
     start = next(
         (at for at in range(stop, 0, -_CHUNK) if (identity, prompt[:at]) in _beginnings), 0
     )
-    known = _beginnings[identity, prompt[:start]] if start else make_prompt_cache(model)
+    known = _beginnings[identity, prompt[:start]] if start else new_caches(model)
     caches = copy.deepcopy(cast(list[_Cache], known))
     for at in range(start, stop, _CHUNK):
         model(mx.array([prompt[at : at + _CHUNK]]), cache=caches)

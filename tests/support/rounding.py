@@ -16,9 +16,9 @@ from typing import cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_map
-from mlx_lm.models.cache import make_prompt_cache
 
 import semantic.adapters.mlx  # noqa: F401  loads OpenBLAS before MLX
+from tests.support.eight_bits import new_caches
 
 _DRAWS = 2
 _N_TOKENS = 200
@@ -31,7 +31,7 @@ _measured: dict[int, tuple[Module, float]] = {}
 
 def log_probabilities(model: Module, tokens: Sequence[int], chunk: int) -> mx.array:
     """The log-softmax after each token, (len(tokens), vocab) in fp32, by mlx-lm alone."""
-    caches = make_prompt_cache(model)
+    caches = new_caches(model)
     rows: list[mx.array] = []
     for start in range(0, len(tokens), chunk):
         logits = model(mx.array([list(tokens[start : start + chunk])]), cache=caches)[0]

@@ -35,16 +35,18 @@ from mlx_lm.models.base import scaled_dot_product_attention
 
 import semantic.adapters.mlx  # noqa: F401  loads OpenBLAS before MLX
 from tests.support import other_models
+from tests.support.eight_bits import EIGHT, round_caches_of
 from tests.support.other_models import OTHER_MODELS
 
 VOCAB = other_models.VOCAB
 _SEED = 7
 
 
-def _llama() -> Module:
+def _llama(head_dim: int = 8) -> Module:
     return llama.Model(
         llama.ModelArgs(
             model_type="llama",
+            head_dim=head_dim,
             hidden_size=32,
             num_hidden_layers=3,
             intermediate_size=64,
@@ -93,7 +95,7 @@ def _qwen3() -> Module:
     )
 
 
-def _gemma3(window: int) -> Module:
+def _gemma3(window: int, head_dim: int = 16) -> Module:
     return gemma3_text.Model(
         gemma3_text.ModelArgs(
             model_type="gemma3_text",
@@ -101,7 +103,7 @@ def _gemma3(window: int) -> Module:
             num_hidden_layers=4,
             intermediate_size=64,
             num_attention_heads=4,
-            head_dim=16,
+            head_dim=head_dim,
             rms_norm_eps=1e-6,
             vocab_size=VOCAB,
             num_key_value_heads=1,
@@ -112,7 +114,7 @@ def _gemma3(window: int) -> Module:
     )
 
 
-def _gpt_oss() -> Module:
+def _gpt_oss(head_dim: int = 16) -> Module:
     return gpt_oss.Model(
         gpt_oss.ModelArgs(
             model_type="gpt_oss",
@@ -123,7 +125,7 @@ def _gpt_oss() -> Module:
             rms_norm_eps=1e-5,
             hidden_size=32,
             intermediate_size=32,
-            head_dim=16,
+            head_dim=head_dim,
             num_attention_heads=4,
             num_key_value_heads=2,
             sliding_window=128,
@@ -132,11 +134,11 @@ def _gpt_oss() -> Module:
     )
 
 
-def _qwen2_moe() -> Module:
+def _qwen2_moe(hidden_size: int = 32) -> Module:
     return qwen2_moe.Model(
         qwen2_moe.ModelArgs(
             model_type="qwen2_moe",
-            hidden_size=32,
+            hidden_size=hidden_size,
             num_hidden_layers=2,
             intermediate_size=64,
             num_attention_heads=4,
@@ -350,6 +352,16 @@ _OTHERS: dict[str, Callable[[], Module]] = {
 }
 """Models that need mlx-lm's own caches in some layer, keep other windows, or are refused."""
 
+_WIDE: dict[str, Callable[[], Module]] = {
+    "llama of 64": functools.partial(_llama, 64),
+    "gemma3 of 64": functools.partial(_gemma3, 300, 64),
+    "gpt_oss of 64": functools.partial(_gpt_oss, 64),
+    "moe of 64": functools.partial(_qwen2_moe, 256),
+    "deepseek_v3 of 64": functools.partial(other_models.build, "deepseek_v3", other_models.WIDE),
+    "qwen3_next of 64": functools.partial(other_models.build, "qwen3_next", other_models.WIDE),
+}
+"""Models with heads of 64 numbers, the fewest that caches of 8 bits can have."""
+
 _HALF = " bf16"
 
 
@@ -389,14 +401,15 @@ def build(name: str) -> Module:
     """The model of that architecture as mlx-lm draws it, not computed yet; the same each time."""
     # A Linear draws its bias when it is built, and `randomize` only adds to that.
     mx.random.seed(_SEED)
-    return (_BUILDERS | _OTHERS)[name]()
+    return (_BUILDERS | _OTHERS | _WIDE)[name.removesuffix(EIGHT)]()
 
 
 @functools.cache
 def tiny_model(name: str) -> Module:
     """The model of that architecture, perhaps with " bf16"; the same object each time.
 
-    Its weights are the same in every process, whatever was built before it.
+    Its weights are the same in every process, whatever was built before it. References of one with
+    `EIGHT` have caches of 8 bits.
     """
     model = build(name.removesuffix(_HALF))
     if name != "quantized":
@@ -405,4 +418,4 @@ def tiny_model(name: str) -> Module:
         model.set_dtype(mx.bfloat16)
     model.eval()
     mx.eval(_parameters(model))
-    return model
+    return round_caches_of(model) if name.endswith(EIGHT) else model

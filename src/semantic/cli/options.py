@@ -22,6 +22,7 @@ from semantic.composition.engine_settings import (
     DRAFTS,
     EXACT_BATCH,
     FLEET_SECRET_FILE,
+    KV_BITS,
     MIN_P_HELP,
     MODEL,
     MODELS,
@@ -38,7 +39,13 @@ from semantic.composition.engine_settings import (
     NamedAdapter,
     Settings,
 )
-from semantic.composition.named_models import model_name, model_of, parse_adapter
+from semantic.composition.named_models import (
+    kv_bits_of,
+    model_name,
+    model_of,
+    own_names,
+    parse_adapter,
+)
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import Drafts, ExactBatch, SamplingParams
 
@@ -103,6 +110,7 @@ class CacheOptions:
     share_across_chips: Annotated[bool, option(ANY_CHIP)] = False
     exact_batch: Annotated[ExactBatch, option(EXACT_BATCH)] = "auto"
     drafts: Annotated[Drafts, option(DRAFTS)] = "auto"
+    kv_bits: Annotated[list[str] | None, option(KV_BITS)] = None
     fleet_secret_file: FleetSecretFile = None
     remote_store: RemoteStore = None
 
@@ -111,8 +119,9 @@ class CacheOptions:
         0 or less."""
         if self.no_store and self.store is not None:
             raise InvalidRequestError("expected either --store or --no-store")
+        found = model_of(model)
         return Settings(
-            model_of(model),
+            found,
             pool_bytes=gib("--pool-gb", self.pool_gb),
             pool_blocks=self.pool_blocks,
             use_disk=not self.no_store,
@@ -122,6 +131,7 @@ class CacheOptions:
             any_chip=self.share_across_chips,
             exact_batch=self.exact_batch,
             drafts=self.drafts,
+            kv_bits=kv_bits_of(self.kv_bits or (), own_names(found, model)),
             fleet_secret=self.fleet_secret_file,
             remote=self.remote_store,
         )

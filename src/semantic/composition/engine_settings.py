@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from semantic.domain.value_objects import Drafts, ExactBatch
+from semantic.domain.value_objects import Drafts, ExactBatch, KvBits
 from semantic.ports.ranks import PlacementPort
 
 DEFAULT_MODEL = "semantic-tiny"
@@ -56,6 +56,7 @@ class Settings:
     """The limit on the memory of the process, in bytes."""
     exact_batch: ExactBatch = "auto"
     drafts: Drafts = "auto"
+    kv_bits: KvBits = 16
     any_chip: bool = False
     """True to share blocks with other kinds of chips."""
     fleet_secret: Path | None = None
@@ -144,6 +145,14 @@ DRAFTS: Final = Flag(
     ENGINE,
     "Draft tokens from earlier turns, so that a step may make several tokens of an answer: auto or "
     "off. Default: auto.",
+)
+KV_BITS: Final = Flag(
+    ENGINE,
+    "The bits of keys and values in caches: 8 (or int8), which halves a cache and rounds it, or 16 "
+    "(or auto), the model's own. For one of several models, NAME=8; repeatable. Default: 16.",
+    "--kv-bits",
+    "--kv-cache-dtype",
+    metavar="[NAME=]BITS",
 )
 STORE_FOLDER: Final = Flag(
     STORE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from semantic.application.models.model_names import most_similar
 from semantic.composition.engine_settings import ADAPTER_MARK, DEFAULT_MODEL, NamedAdapter, Settings
 from semantic.composition.framework import mlx_provider
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError, OperatorError
+from semantic.domain.value_objects import KvBits
 
 if TYPE_CHECKING:
     from semantic.adapters.hub.remote import RemoteModel
@@ -35,6 +36,29 @@ def parse_adapter(given: str) -> tuple[str | None, NamedAdapter]:
         named, path = model_path(given).name, given
     base, _, name = named.rpartition(ADAPTER_MARK)
     return base or None, named_adapter(name, path)
+
+
+_KV_BITS: dict[str, KvBits] = {"8": 8, "int8": 8, "16": 16, "auto": 16}
+_FEWER_BITS = {*map(str, range(1, 8)), "int4", "int2", "q4"}
+
+
+def kv_bits_of(given: Sequence[str], names: Collection[str], known: Collection[str] = ()) -> KvBits:
+    """Return what `[NAME=]BITS` in `given` say of the model with these `names`. Other models have
+    the names `known`. Raises InvalidRequestError."""
+    by_name: dict[str, KvBits] = {}
+    for one in given:
+        name, _, bits = one.rpartition("=")
+        if bits not in _KV_BITS:
+            fewer = "; fewer bits than 8 change reasoning and tool calls" * (bits in _FEWER_BITS)
+            raise InvalidRequestError(
+                f"--kv-bits must be 8 or 16, or int8 or auto, got {bits[:100]!r}{fewer}"
+            )
+        if name and name not in {*names, *known}:
+            raise InvalidRequestError(
+                f"--kv-bits {one[:200]}: NAME must be one of {', '.join((*names, *known))}"
+            )
+        by_name[name] = _KV_BITS[bits]
+    return next((by_name[name] for name in (*names, "") if name in by_name), 16)
 
 
 def named_adapter(name: str, path: str | Path) -> NamedAdapter:

@@ -94,6 +94,8 @@ ExactBatch = Literal["auto", "on", "off"]
 """How decode steps use a `Lane`: always, never, or if that costs little time."""
 Drafts = Literal["auto", "off"]
 """How decode steps use drafts: if that pays, or never."""
+KvBits = Literal[8, 16]
+"""The bits of a number in caches: 16 means the bits that the model computes with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from semantic.domain.grammar import Grammar
 from semantic.domain.stored import BlockLayout, Body
 from semantic.domain.value_objects import (
     CompletedGeneration,
+    KvBits,
     ModelCacheSpec,
     PrefillEvent,
     SampledToken,
@@ -350,14 +351,20 @@ class ModelProviderPort(Protocol):
     """Finds models and loads them."""
 
     def load_model(
-        self, model_id: str, adapter: Path | None = None
+        self, model_id: str, adapter: Path | None = None, *, kv_bits: KvBits = 16
     ) -> tuple[BatchBackend, Tokenizer]:
         """Load a model and its tokenizer, with the adapter in the folder `adapter`. Models from the
         same files share weights. Raises ModelNotFoundError if loading fails, and
-        UnsupportedModelError for an unsupported kind of cache."""
+        UnsupportedModelError for an unsupported kind of cache, or one that cannot have
+        `kv_bits`."""
 
     def load_in_slices(
-        self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
+        self,
+        model_id: str,
+        adapter: Path | None = None,
+        max_bytes: int | None = None,
+        *,
+        kv_bits: KvBits = 16,
     ) -> Slices[tuple[BatchBackend, Tokenizer]]:
         """Do the work of `load_model` in slices. Raises WeightsTooLargeError if the new weights
         exceed `max_bytes`. Weights that a loaded model shares do not count."""

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -23,7 +23,7 @@ from semantic.cli.terminal import write
 from semantic.composition.engine_settings import Settings
 from semantic.composition.framework import read_device
 from semantic.composition.memory_shares import default_process_bytes, guard_memory, promised
-from semantic.composition.named_models import model_of, own_names, remember_served
+from semantic.composition.named_models import kv_bits_of, model_of, own_names, remember_served
 from semantic.composition.plugins import placement
 from semantic.composition.process_stores import default_store_folder, fleet_secret, open_responses
 from semantic.domain.errors import InvalidRequestError, OperatorError, SemanticError, StoreError
@@ -246,7 +246,8 @@ async def _load_answering(
     from semantic.serve_models import ModelsSettings, load_models
 
     others = (*settings.model[1:], *settings.allowed_models)
-    models = [first, *(_of_model(first, one) for one in others)]
+    known = [name for one in (*settings.model, *others) for name in own_names(model_of(one), one)]
+    models = [first, *(_of_model(first, one, settings.kv_bits, known) for one in others)]
     from semantic.serve import with_adapters
 
     groups = with_adapters(models, settings.adapters)
@@ -265,11 +266,14 @@ async def _load_answering(
     )
 
 
-def _of_model(first: ServeSettings, name: str) -> ServeSettings:
+def _of_model(
+    first: ServeSettings, name: str, kv_bits: Sequence[str] = (), known: Sequence[str] = ()
+) -> ServeSettings:
     model = model_of(name)
-    engine = replace(first.engine, model=model)
+    names = own_names(model, name)
+    engine = replace(first.engine, model=model, kv_bits=kv_bits_of(kv_bits, names, known))
     parsers = replace(first.parsers, calls=None, reasoning=None)
-    return replace(first, engine=engine, names=own_names(model, name), parsers=parsers)
+    return replace(first, engine=engine, names=names, parsers=parsers)
 
 
 def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings:
@@ -320,8 +324,10 @@ def served_names(settings: ServerSettings) -> tuple[str, ...]:
 
 def engine_settings(settings: ServerSettings) -> Settings:
     """Return the engine's settings, with aliases resolved. Raises InvalidRequestError."""
+    model = model_of(settings.model[0])
+    others = (*settings.model[1:], *settings.allowed_models)
     engine = Settings(
-        model_of(settings.model[0]),
+        model,
         pool_bytes=gib("pool_gb", settings.pool_gb),
         pool_blocks=settings.pool_blocks,
         use_disk=not settings.no_store,
@@ -335,6 +341,11 @@ def engine_settings(settings: ServerSettings) -> Settings:
         any_chip=settings.share_across_chips,
         exact_batch=settings.exact_batch,
         drafts=settings.drafts,
+        kv_bits=kv_bits_of(
+            settings.kv_bits,
+            served_names(settings),
+            [name for one in others for name in own_names(model_of(one), one)],
+        ),
         fleet_secret=settings.fleet_secret_file,
         remote=settings.remote_store,
         remote_bytes=gib("remote_gb", settings.remote_gb),

@@ -17,6 +17,7 @@ import mlx.core as mx
 import pytest
 from clang import cindex  # type: ignore[import-untyped]
 
+from semantic.adapters.mlx.kv_cache.eight_bits import numbers_of, packed_shape
 from semantic.adapters.mlx.kv_cache.paged import kernel_source, kernels
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
@@ -48,6 +49,10 @@ void simdgroup_barrier(int);
 float simd_shuffle_xor(float, unsigned short);
 float exp2(float);
 float max(float, float);
+float min(float, float);
+float rint(float);
+typedef unsigned uint;
+typedef unsigned char uchar;
 int max(int, int);
 int min(int, int);
 template <class A, class B> A as_type(B);
@@ -55,7 +60,10 @@ template <class A, class B> A as_type(B);
 
 SMALL = 8
 """MLX puts inputs of fewer elements into the constant address space."""
-NAMES = {mx.bfloat16: "bfloat16_t", mx.float16: "half", mx.float32: "float", mx.int32: "int"}
+NAMES = {
+    mx.bfloat16: "bfloat16_t", mx.float16: "half", mx.float32: "float", mx.int32: "int",
+    mx.uint8: "uchar",
+}  # fmt: skip
 IDS = ("thread_position_in_threadgroup", "threadgroup_position_in_grid")
 
 DTYPES = (mx.bfloat16, mx.float16, mx.float32)
@@ -152,10 +160,16 @@ TOO_LARGE = [((512, 512), mx.float32), ((512, 64), mx.float32)]
 
 
 def kind_of(
-    widths: tuple[int, int], kv_heads: int, dtype: mx.Dtype, window: int | None
+    widths: tuple[int, int],
+    kv_heads: int,
+    dtype: mx.Dtype,
+    window: int | None,
+    *,
+    packed: bool = False,
 ) -> PageKind:
     ring = None if window is None else 3
-    return PageKind((0, 1), LayerShape(kv_heads, *widths, dtype), window, ring)
+    shape = LayerShape(kv_heads, *widths, dtype)
+    return PageKind((0, 1), packed_shape(shape) if packed else shape, window, ring)
 
 
 def sequence_in(pages: PagePool, n_tokens: int) -> PagedSequence:
@@ -168,7 +182,7 @@ def attend(
     kind: PageKind, group: int, lengths: tuple[int, ...], *, with_sinks: bool, latent: bool = False
 ) -> None:
     """One step of sequences with so many tokens, through the kernels for Metal."""
-    shape = kind.shape
+    shape = numbers_of(kind.shape)
     metal, pages = PagedKernels(kind, METAL), PagePool(kind)
     sequences = tuple(sequence_in(pages, length + 1) for length in lengths)
     n, n_heads = len(lengths), shape.kv_heads * group
@@ -218,6 +232,25 @@ def test_attention_to_latents_compiles(
         attend(kind_of(widths, 1, dtype, None), group, lengths, with_sinks=False, latent=True)
     assert not compiler.errors, "\n".join(sorted(set(compiler.errors)))
     assert compiler.n_launches == 12
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 300])
+def test_packed_rows_compile(compiler: Compiler, dtype: mx.Dtype, window: int | None) -> None:
+    for widths, latent in (((64, 64), False), ((192, 128), False), ((256, 64), True)):
+        kind = kind_of(widths, 2, dtype, window, packed=True)
+        if not computable(kind, METAL):
+            assert dtype == mx.float32
+            continue
+        attend(kind, 3, (700, 3), with_sinks=False, latent=latent)
+        metal, pages = PagedKernels(kind, METAL), PagePool(kind)
+        (table,) = sequence_in(pages, 600).tables
+        k, v = (mx.zeros((1, 2, 40, width), dtype) for width in widths)
+        for at, gather_from in ((0, 0), (560, 300)):
+            metal.append(PrefillChunk(k, v, table, at, gather_from, 0, None))
+        metal.store(pages, [1], mx.zeros((1, *kind.page_shape), mx.uint8))
+    assert compiler.n_launches >= 5
+    assert not compiler.errors, "\n".join(sorted(set(compiler.errors)))
 
 
 @pytest.mark.parametrize(("widths", "dtype"), shapes(*WIDTHS, (512, 64)), ids=str)

@@ -15,14 +15,38 @@ WARP_QUERIES = 16
 # Write the run's tokens that an item holds to their pages.
 _NEW_TOKENS = """
   for (int at = max(pos, item[1]); at < min(pos + n_rows, item[2]); at++) {
-    T* page = (T*)pages + plan[table + (at >> 8)] * PAGE_SIZE;
-    uint4* to_k = (uint4*)(page + keys_at + (size_t)(at & 255) * DK);
-    uint4* to_v = (uint4*)(page + values_at + (size_t)(at & 255) * DV);
+    S* page = (S*)pages + plan[table + (at >> 8)] * PAGE_SIZE;
+    S* to_k = page + keys_at + (size_t)(at & 255) * RK;
+    S* to_v = page + values_at + (size_t)(at & 255) * RV;
     const uint4* from_k = (const uint4*)(new_k + (at - fresh) * k_strides[0]);
     const uint4* from_v = (const uint4*)(new_v + (at - fresh) * v_strides[0]);
-    for (int x = tid; x < KV; x += ALL) to_k[x] = from_k[x];
-    for (int x = tid; x < VV; x += ALL) to_v[x] = from_v[x];
+    for (int x = tid; x < (KV + 31) / 32 * 32; x += ALL) PUT(to_k, KV, from_k, x)
+    for (int x = tid; x < (VV + 31) / 32 * 32; x += ALL) PUT(to_v, VV, from_v, x)
   }
+"""
+
+# Bring N tokens from `tile` on to a stage of `tiles`. Threads `me`, of SHARING ones, take turns.
+_FETCH = """
+#define FETCH(tile, stage)                                                                   \\
+  if ((tile) < end) {                                                                        \\
+    const S* page = pages + plan[table + ((tile) >> 8)] * PAGE_SIZE;                         \\
+    const S* page_k = page + keys_at + ((tile) & 255) * RK;                                  \\
+    const S* page_v = page + values_at + ((tile) & 255) * RV;                                \\
+    uint4* to = tiles + (stage) * IN_TILE;                                                   \\
+    for (int x = me; x < N * KV; x += SHARING) {                                             \\
+      const int t = (tile) + x / KV;                                                         \\
+      const uint4* new_t = (const uint4*)(new_k + (t - fresh) * k_strides[0]);               \\
+      READ(to + x / KV * PITCH + x % KV, page_k, x, KV, new_t + x % KV, x % KV,              \\
+           t < fresh, t >= begin && t < end, (tile) + N <= fresh)                            \\
+    }                                                                                        \\
+    for (int x = me; x < N * VV; x += SHARING) {                                             \\
+      const int t = (tile) + x / VV;                                                         \\
+      const uint4* new_t = (const uint4*)(new_v + (t - fresh) * v_strides[0]);               \\
+      READ(to + N * PITCH + x / VV * V_PITCH + x % VV, page_v, x, VV, new_t + x % VV,        \\
+           x % VV, t < fresh, t >= begin && t < end, (tile) + N <= fresh)                    \\
+    }                                                                                        \\
+  }                                                                                          \\
+  COPIES_END;
 """
 
 # A row of a tile is KV or VV vectors of 16 bytes, plus one vector of padding: at this odd distance,
@@ -32,7 +56,7 @@ ATTEND_ROWS = (
     """
   constexpr int D = DV;
   constexpr int PITCH = KV + 1, V_PITCH = VV + 1;
-  constexpr int N = 32, ALL = 128;
+  constexpr int N = 32, ALL = 128, SHARING = ALL;
   constexpr int M = 64 * MT;
   constexpr int IN_TILE = N * (PITCH + V_PITCH);
   constexpr float NONE = -1e30f;
@@ -46,37 +70,17 @@ ATTEND_ROWS = (
   const int begin = WINDOW > 0 ? max(start, pos - WINDOW + 1) : start;
   const int end = min(stop, pos + n_rows);
   const int heads = H * G, n_queries = n_rows * G;
-  const size_t keys_at = LAYER_SIZE * layer[0] + (size_t)256 * DK * head;
-  const size_t values_at = LAYER_SIZE * layer[0] + ALL_KEYS + (size_t)256 * DV * head;
+  const size_t keys_at = LAYER_SIZE * layer[0] + (size_t)256 * RK * head;
+  const size_t values_at = LAYER_SIZE * layer[0] + ALL_KEYS + (size_t)256 * RV * head;
   const T* new_k = k + (size_t)(row - n_before) * k_strides[0] + (size_t)head * k_strides[1];
   const T* new_v = v + (size_t)(row - n_before) * v_strides[0] + (size_t)head * v_strides[1];
   const float scale = FLOAT_OF(layer[1]) * LOG2E;
-  const int warp = tid >> 5, lane = tid & 31;
+  const int warp = tid >> 5, lane = tid & 31, me = tid;
   uint4* queries = space;            // [M][PITCH]
   uint4* tiles = space + M * PITCH;  // [stage]: keys, [N][PITCH], then values, [N][V_PITCH]
 
-#define FETCH(tile, stage)                                                                   \\
-  if ((tile) < end) {                                                                        \\
-    const T* page = pages + plan[table + ((tile) >> 8)] * PAGE_SIZE;                         \\
-    const uint4* page_k = (const uint4*)(page + keys_at) + ((tile) & 255) * KV;              \\
-    const uint4* page_v = (const uint4*)(page + values_at) + ((tile) & 255) * VV;            \\
-    uint4* to = tiles + (stage) * IN_TILE;                                                   \\
-    for (int x = tid; x < N * KV; x += ALL) {                                                \\
-      const int t = (tile) + x / KV;                                                         \\
-      const uint4* new_t = (const uint4*)(new_k + (t - fresh) * k_strides[0]);               \\
-      COPY16(to + x / KV * PITCH + x % KV, t < fresh ? page_k + x : new_t + x % KV,          \\
-             t >= begin && t < end);                                                         \\
-    }                                                                                        \\
-    for (int x = tid; x < N * VV; x += ALL) {                                                \\
-      const int t = (tile) + x / VV;                                                         \\
-      const uint4* new_t = (const uint4*)(new_v + (t - fresh) * v_strides[0]);               \\
-      COPY16(to + N * PITCH + x / VV * V_PITCH + x % VV,                                     \\
-             t < fresh ? page_v + x : new_t + x % VV, t >= begin && t < end);                \\
-    }                                                                                        \\
-  }                                                                                          \\
-  COPIES_END;
-
 """
+    + _FETCH
     + _NEW_TOKENS
     + """
   int tile = begin - begin % N;
@@ -223,7 +227,8 @@ ATTEND_ROWS = (
 ATTEND_RUN = (
     """
   constexpr int PITCH = KV + 1, V_PITCH = VV + 1;
-  constexpr int IN_TILE = 16 * (PITCH + V_PITCH);
+  constexpr int N = 16, SHARING = 32;
+  constexpr int IN_TILE = N * (PITCH + V_PITCH);
   constexpr int STRIDE = 16 * WARPS, ALL = 32 * WARPS;
   const int* item = plan + gx * 11;
   const int row = item[0], stop = item[2], split = item[8], n_before = item[10];
@@ -231,36 +236,18 @@ ATTEND_RUN = (
   const int table = item[3] - (item[1] >> 8);  // where `plan` has the page of block 0
   const int pos = positions[row], fresh = pos - n_before, past = pos + n_rows;
   const int heads = H * G, n_queries = n_rows * GT;
-  const size_t keys_at = LAYER_SIZE * layer[0] + (size_t)256 * DK * head;
-  const size_t values_at = LAYER_SIZE * layer[0] + ALL_KEYS + (size_t)256 * DV * head;
+  const size_t keys_at = LAYER_SIZE * layer[0] + (size_t)256 * RK * head;
+  const size_t values_at = LAYER_SIZE * layer[0] + ALL_KEYS + (size_t)256 * RV * head;
   const float scale = FLOAT_OF(layer[1]) * LOG2E;
   const T* new_k = k + (size_t)(row - n_before) * k_strides[0] + (size_t)head * k_strides[1];
   const T* new_v = v + (size_t)(row - n_before) * v_strides[0] + (size_t)head * v_strides[1];
-  const int warp = tid >> 5, lane = tid & 31;
-  uint4* mine = space + warp * (2 * IN_TILE);
+  const int warp = tid >> 5, lane = tid & 31, me = lane;
+  uint4* tiles = space + warp * (2 * IN_TILE);
   __shared__ float warp_top[WARPS][16], warp_sum[WARPS][16];
 
-#define FETCH(tile, stage)                                                                   \\
-  if ((tile) < end) {                                                                        \\
-    const T* page = pages + plan[table + ((tile) >> 8)] * PAGE_SIZE;                         \\
-    const uint4* page_k = (const uint4*)(page + keys_at) + ((tile) & 255) * KV;              \\
-    const uint4* page_v = (const uint4*)(page + values_at) + ((tile) & 255) * VV;            \\
-    uint4* to = mine + (stage) * IN_TILE;                                                    \\
-    for (int x = lane; x < 16 * KV; x += 32) {                                               \\
-      const int t = (tile) + x / KV;                                                         \\
-      const uint4* new_t = (const uint4*)(new_k + (t - fresh) * k_strides[0]);               \\
-      COPY16(to + x / KV * PITCH + x % KV, t < fresh ? page_k + x : new_t + x % KV,          \\
-             t >= begin && t < end);                                                         \\
-    }                                                                                        \\
-    for (int x = lane; x < 16 * VV; x += 32) {                                               \\
-      const int t = (tile) + x / VV;                                                         \\
-      const uint4* new_t = (const uint4*)(new_v + (t - fresh) * v_strides[0]);               \\
-      COPY16(to + 16 * PITCH + x / VV * V_PITCH + x % VV,                                    \\
-             t < fresh ? page_v + x : new_t + x % VV, t >= begin && t < end);                \\
-    }                                                                                        \\
-  }                                                                                          \\
-  COPIES_END;
-
+"""
+    + _FETCH
+    + """
   unsigned query[KV / 2][4];
   #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -295,8 +282,8 @@ ATTEND_RUN = (
       FETCH(tile + STRIDE, stage ^ 1)
       COPIES_WAIT(1);
       WARP_BARRIER;
-      const unsigned k_at = SHARED_AT(mine + stage * IN_TILE + k_lane);
-      const unsigned v_at = SHARED_AT(mine + stage * IN_TILE + v_lane);
+      const unsigned k_at = SHARED_AT(tiles + stage * IN_TILE + k_lane);
+      const unsigned v_at = SHARED_AT(tiles + stage * IN_TILE + v_lane);
       float score[2][4] = {};
       #pragma unroll
       for (int d = 0; d < KV; d += 2) {

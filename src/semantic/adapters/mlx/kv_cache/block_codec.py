@@ -25,6 +25,7 @@ from semantic.adapters.mlx.kv_cache.checkpoint import (
 )
 from semantic.adapters.mlx.kv_cache.contiguous.layers import MlxLmCache
 from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import read_state, write_state
+from semantic.adapters.mlx.kv_cache.eight_bits import GROUP, scales_of
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.kv_cache.staging import (
     MemoryT,
@@ -132,7 +133,8 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         rest = memoryview(body)
         for layer in self._parts.of(part):
             for form in self._forms(layer, n_tokens):
-                arrays.append(array_from(rest[: form.nbytes], form.dtype, form.shape))
+                held = array_from(rest[: form.nbytes], form.dtype, form.shape)
+                arrays.append(scales_of(held) if form.dtype == mx.uint8 else held)
                 rest = rest[form.nbytes :]
         return _all_finite(arrays)
 
@@ -297,7 +299,8 @@ def _describe_layers(
         shape = require_shape(shapes, layer)
         dtype = str(shape.dtype).removeprefix("mlx.core.")
         dims = f"{shape.kv_heads}x({shape.k_head_dim}+{shape.v_head_dim})"
-        described.append((f"{dims} {dtype}", layer))
+        groups = "" if shape.packs is None else f" in groups of {GROUP}"
+        described.append((f"{dims} {dtype}{groups}", layer))
     return _group(described)
 
 

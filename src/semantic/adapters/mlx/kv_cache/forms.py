@@ -26,6 +26,12 @@ from semantic.adapters.mlx.kv_cache.contiguous.layers import (
     states_of,
 )
 from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import expected_state
+from semantic.adapters.mlx.kv_cache.eight_bits import (
+    PACKED_BITS,
+    packed_shape,
+    packed_shapes,
+    packed_spec,
+)
 from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.block_memory import HostPages, PagedMemory
@@ -43,12 +49,17 @@ from semantic.adapters.mlx.kv_cache.paged.layers import (
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, page_kinds
 from semantic.adapters.mlx.kv_cache.paged.self_test import computes_attention
 from semantic.adapters.mlx.kv_cache.paged.side_by_side import Beside
-from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, attention_use, choosing_layers
+from semantic.adapters.mlx.kv_cache.probe import (
+    AttentionUse,
+    LogitsProbe,
+    attention_use,
+    choosing_layers,
+)
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, trace
 from semantic.adapters.mlx.kv_cache.staging import MemoryT
 from semantic.adapters.mlx.transfers import Transfers
 from semantic.domain.entities import AgentBlocks, KVBlock
-from semantic.domain.value_objects import LayerKind, ModelCacheSpec
+from semantic.domain.value_objects import KvBits, LayerKind, ModelCacheSpec
 from semantic.ports.generation import Slices
 
 OFF_VARIABLE = "SEMANTIC_PAGES"
@@ -181,10 +192,15 @@ CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
 
 
 def choosing_contiguous(
-    probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None], name: str | None
+    probe: LogitsProbe,
+    spec: ModelCacheSpec,
+    shapes: Sequence[LayerShape | None],
+    name: str | None,
+    kv_bits: KvBits = 16,
 ) -> Slices[CacheForm]:
     """Choose the contiguous form. Yields after each forward pass. If `name` is given, later calls
-    with this name reuse the choice."""
+    with this name reuse the choice. Raises UnsupportedModelError if caches cannot have `kv_bits`.
+    """
     if name is not None and name in CHOSEN_LAYERS:
         ragged = CHOSEN_LAYERS[name]
     else:
@@ -192,6 +208,9 @@ def choosing_contiguous(
         if name is not None:
             CHOSEN_LAYERS[name] = ragged
     ours = ragged or (False,) * spec.n_layers
+    if kv_bits == PACKED_BITS:
+        shapes = packed_shapes(shapes, ours)
+        spec = packed_spec(spec, shapes)
     form = contiguous_form(probe.model, spec, shapes, ours, together=ragged is not None)
     yield None
     return form
@@ -202,12 +221,14 @@ def choosing_pages(
     spec: ModelCacheSpec,
     shapes: Sequence[LayerShape | None],
     attention: AttentionFor,
+    kv_bits: KvBits = 16,
 ) -> Slices[CacheForm | None]:
-    """Choose the paged form; return None if it is unusable. Yields after each forward pass."""
-    form = yield from _testing_pages(probe, spec, shapes, attention)
+    """Choose the paged form; return None if it is unusable. Yields after each forward pass. Raises
+    UnsupportedModelError if caches cannot have `kv_bits`."""
+    form = yield from _testing_pages(probe, spec, shapes, attention, kv_bits)
     if form is None and probe.decoding is not probe.model:
         plain = LogitsProbe(probe.model, agree=probe.agree)
-        form = yield from _testing_pages(plain, spec, shapes, attention)
+        form = yield from _testing_pages(plain, spec, shapes, attention, kv_bits)
     return form
 
 
@@ -216,26 +237,24 @@ def _testing_pages(
     spec: ModelCacheSpec,
     shapes: Sequence[LayerShape | None],
     attention: AttentionFor,
+    kv_bits: KvBits,
 ) -> Slices[CacheForm | None]:
-    kinds = page_kinds(spec, shapes)
-    if kinds is None or is_row_by_row(probe.model):
+    kinds = numbers = page_kinds(spec, shapes)
+    if kinds is None or numbers is None or is_row_by_row(probe.model):
         return None  # a batch in pages cannot compute row by row
+    if kv_bits == PACKED_BITS:
+        kinds = tuple(replace(one, shape=packed_shape(one.shape)) for one in kinds)
     found = [one for kind in kinds if (one := attention(kind)) is not None]
     if not probe.agree(len(found) == len(kinds)):
         return None
-    uses = attention_use(probe.model, spec, kinds)
-    for one, use in zip(found, uses, strict=True):
-        if isinstance(one, PagedKernels):
-            one.prepare(use.n_heads, use.sinks, latent=use.latent)
-    right = all(
-        computes_attention(kind, one, use.n_heads, use.sinks, latent=use.latent)
-        for kind, one, use in zip(kinds, found, uses, strict=True)
-    )
-    if not probe.agree(right):
+    uses = attention_use(probe.model, spec, numbers)
+    if not probe.agree(_are_right(kinds, found, uses)):
         return None
     yield None
+    # Packed heads round, so compare the model over pages of numbers.
+    exact = found if kinds is numbers else [PortableAttention() for _ in kinds]
     for beside in _ways(probe.model, spec):
-        if (yield from _comparing_pages(probe, spec, kinds, found, beside)):
+        if (yield from _comparing_pages(probe, spec, numbers, exact, beside)):
             break
     else:
         return None
@@ -246,7 +265,21 @@ def _testing_pages(
     )
     if probe.agree(together):
         costs = TOGETHER_COSTS
+    if kinds is not numbers:
+        spec = packed_spec(spec, packed_shapes(shapes))
     return paged_form(probe, spec, kinds, found, costs, beside)
+
+
+def _are_right(
+    kinds: Sequence[PageKind], found: Sequence[PagedAttention], uses: Sequence[AttentionUse]
+) -> bool:
+    for one, use in zip(found, uses, strict=True):
+        if isinstance(one, PagedKernels):
+            one.prepare(use.n_heads, use.sinks, latent=use.latent)
+    return all(
+        computes_attention(kind, one, use.n_heads, use.sinks, latent=use.latent)
+        for kind, one, use in zip(kinds, found, uses, strict=True)
+    )
 
 
 def _comparing_pages(

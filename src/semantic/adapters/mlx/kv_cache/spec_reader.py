@@ -19,12 +19,15 @@ from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, Mo
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The shape of one token's keys and values in one layer."""
+    """The shape of one token's keys and values in one layer, as its cache holds them. Packed heads
+    are bytes; see `eight_bits`."""
 
     kv_heads: int
     k_head_dim: int
     v_head_dim: int
     dtype: mx.Dtype
+    packs: mx.Dtype | None = None
+    """The type of the numbers that packed heads stand for."""
 
 
 class KeyValueCache(Protocol):

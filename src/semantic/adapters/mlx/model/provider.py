@@ -31,6 +31,7 @@ from semantic.adapters.mlx.cuda import first_kernels, gated_delta
 from semantic.adapters.mlx.cuda.depthwise import replace_depthwise
 from semantic.adapters.mlx.device import on_cpu, on_cuda, read_device
 from semantic.adapters.mlx.kernel_files import keep
+from semantic.adapters.mlx.kv_cache.eight_bits import PACKED_BITS
 from semantic.adapters.mlx.kv_cache.forms import (
     AttentionFor,
     choosing_contiguous,
@@ -72,6 +73,7 @@ from semantic.domain.errors import (
 from semantic.domain.value_objects import (
     BLOCK_TOKENS,
     ExactBatch,
+    KvBits,
     ModelCacheSpec,
     SamplingParams,
     SequenceId,
@@ -160,13 +162,18 @@ class MLXModelProvider:
         )
 
     def load_model(
-        self, model_id: str = EMBEDDED_MODEL, adapter: Path | None = None
+        self, model_id: str = EMBEDDED_MODEL, adapter: Path | None = None, *, kv_bits: KvBits = 16
     ) -> tuple[MLXBackend, MLXTokenizer]:
         """See `ModelProviderPort.load_model`. On a CPU, weights become fp32."""
-        return at_once(self.load_in_slices(model_id, adapter))
+        return at_once(self.load_in_slices(model_id, adapter, kv_bits=kv_bits))
 
     def load_in_slices(
-        self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
+        self,
+        model_id: str,
+        adapter: Path | None = None,
+        max_bytes: int | None = None,
+        *,
+        kv_bits: KvBits = 16,
     ) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
         folder = find_folder(model_id)
         if self.ranks is None and self._meet is not None:
@@ -182,8 +189,9 @@ class MLXModelProvider:
         try:
             with alike or nullcontext():
                 backend = yield from wrapping(
-                    model, name, wrapped, ranks=self.ranks, exact_batch=self._exact_batch
-                )
+                    model, name, wrapped, ranks=self.ranks, exact_batch=self._exact_batch,
+                    kv_bits=kv_bits,
+                )  # fmt: skip
             if self.ranks is None or not self.ranks.rank:  # the other ranks follow it
                 yield from warming_up(backend, whole=not on_cpu())
         except SemanticError:
@@ -294,11 +302,13 @@ def wrapping(
     decoding: Callable[[Module], Module] = shorten_here,
     ranks: Ranks | None = None,
     exact_batch: ExactBatch = "off",
+    kv_bits: KvBits = 16,
 ) -> Slices[MLXBackend]:
     """Create a backend for an mlx-lm model in memory. Works in slices of a few steps.
 
     If `model_id` is None, the model gets a random id, so no stored cache matches it. Structured
-    output needs the `tokenizer`. Raises InvalidRequestError if `model` is not an mlx-lm model.
+    output needs the `tokenizer`. Raises InvalidRequestError if `model` is not an mlx-lm model, and
+    UnsupportedModelError if its caches cannot have `kv_bits`.
     """
     spec = read_spec(model)
     if spec is None:
@@ -311,10 +321,11 @@ def wrapping(
     form = None
     if attention is not None:
         probe = LogitsProbe(model, decoding(model), agree)
-        form = yield from choosing_pages(probe, spec, shapes, attention)
+        form = yield from choosing_pages(probe, spec, shapes, attention, kv_bits)
     if form is None:
         known = model_id if model_id is not None and is_fingerprint(model_id) else None
-        form = yield from choosing_contiguous(LogitsProbe(model, agree=agree), spec, shapes, known)
+        probe = LogitsProbe(model, agree=agree)
+        form = yield from choosing_contiguous(probe, spec, shapes, known, kv_bits)
     logits = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
     model_id = model_id or f"unsaved:{uuid.uuid4().hex}"
     size = logits.shape[-1]
@@ -325,7 +336,8 @@ def wrapping(
     if ranks is not None:
         return shard_backend(form, model_id, size, grammars, ranks)
     lane = yield from choosing_lane(form, exact_batch)
-    padding = pads(model) if can_pad(spec, form.layers) and lane.problem else None
+    padded = can_pad(spec, form.layers) and lane.problem and kv_bits != PACKED_BITS
+    padding = pads(model) if padded else None
     backend = MLXBackend(form, model_id, size, grammars, padding, lane=lane)
     yield from first_chunks(model, form.layers, backend.best_chunk)
     return backend

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, Self, TypeVar, cast
 import mlx.core as mx
 
 from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, rows_of
+from semantic.adapters.mlx.kv_cache.eight_bits import pack, unpack
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.value_objects import whole_blocks
 
@@ -22,7 +23,7 @@ class KVBuffer:
     """One layer's keys and values of a sequence, each (1, kv_heads, capacity, head_dim).
 
     MLX writes to an array in place only while no other object refers to the array. To keep some
-    tokens of a buffer, use a `BufferRange`, never a view.
+    tokens of a buffer, use a `BufferRange`, never a view. Packed heads are uint8.
     """
 
     __slots__ = ("capacity", "k", "v")
@@ -158,6 +159,22 @@ class SequenceCache(ABC):
     def __init__(self, buffer: KVBuffer, offset: int) -> None:
         self.buffer = buffer
         self.offset = offset
+        self._dtype = buffer.k.dtype  # of the numbers that packed heads stand for, once known
+
+    def stored(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Return new tokens as the buffer holds them."""
+        self._dtype = keys.dtype
+        return (pack(keys), pack(values)) if self.is_packed else (keys, values)
+
+    def seen(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Return tokens of the buffer as models see them."""
+        if not self.is_packed:
+            return keys, values
+        return unpack(keys, self._dtype), unpack(values, self._dtype)
+
+    @property
+    def is_packed(self) -> bool:
+        return self.buffer.k.dtype == mx.uint8
 
     @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -217,9 +234,9 @@ class FullCache(SequenceCache):
         stop = self.offset + keys.shape[2]
         if stop > self.buffer.capacity:
             self.reserve(stop)
-        self.buffer.write(self.offset, stop, keys, values)
+        self.buffer.write(self.offset, stop, *self.stored(keys, values))
         self.offset = stop
-        return self.buffer.read(0, stop)
+        return self.seen(*self.buffer.read(0, stop))
 
     def reserve(self, capacity: int) -> None:
         if capacity > self.buffer.capacity:
@@ -233,7 +250,7 @@ class FullCache(SequenceCache):
         return range(self.offset)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        return self.buffer.read(0, self.offset)
+        return self.seen(*self.buffer.read(0, self.offset))
 
     @property
     def keys(self) -> mx.array:
@@ -271,6 +288,7 @@ class WindowCache(SequenceCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self._seen = None  # before the write, which would copy an array in use elsewhere
+        keys, values = self.stored(keys, values)
         n = keys.shape[2]
         self.reserve(self._held + n)
         first = max(0, self._held - (self.window - 1))  # the oldest token that is still seen
@@ -286,8 +304,8 @@ class WindowCache(SequenceCache):
         else:
             seen = self._append_long(first, keys, values)
         self.offset += n
-        self._seen = seen
-        return seen
+        self._seen = self.seen(*seen)
+        return self._seen
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         if self._seen is None:

@@ -211,11 +211,11 @@ class ContiguousLayers:
         if [r.stop - r.start for r in ranges] != [block.token_count for block in layer_blocks]:
             raise CacheReconstructionError(f"{who} has no arrays for its tokens")
         for buffer in {id(piece.buffer): piece.buffer for piece in ranges}.values():
-            found = LayerShape(
-                buffer.k.shape[1], buffer.k.shape[3], buffer.v.shape[3], buffer.k.dtype
-            )
-            if found != self._shapes[i]:
-                raise CacheReconstructionError(f"{who}: expected {self._shapes[i]}, got {found}")
+            shape, k = self._shapes[i], buffer.k
+            packs = None if shape is None else shape.packs
+            found = LayerShape(k.shape[1], k.shape[3], buffer.v.shape[3], k.dtype, packs)
+            if found != shape:
+                raise CacheReconstructionError(f"{who}: expected {shape}, got {found}")
 
 
 def require_cut(layer: LayerSpec, held: range, length: int, who: str) -> None:

@@ -23,6 +23,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.cache import (
     RaggedKeys,
 )
 from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, product
+from semantic.adapters.mlx.kv_cache.eight_bits import pack, unpack
 from semantic.domain.value_objects import whole_blocks
 
 LARGEST_ROW = 1 << 20
@@ -196,6 +197,9 @@ class Slots:
     def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array, mx.array | None]:
         """Append one token to each slot. Return the keys and values to attend to, and a mask."""
         step = _steps(tuple(0 if row is None else row.offset for row in self.rows), k.dtype)
+        dtype, packed = k.dtype, self.k.dtype == mx.uint8
+        if packed:
+            k, v = pack(k), pack(v)
         self._step = step
         self.k = mx.put_along_axis(self.k, step.at, k, axis=2)
         self.v = mx.put_along_axis(self.v, step.at, v, axis=2)
@@ -203,7 +207,8 @@ class Slots:
         for row in self.rows:
             if row is not None:
                 row.offset += 1
-        return self.k[..., : step.longest, :], self.v[..., : step.longest, :], step.mask
+        k, v = self.k[..., : step.longest, :], self.v[..., : step.longest, :]
+        return (unpack(k, dtype), unpack(v, dtype), step.mask) if packed else (k, v, step.mask)
 
     def _write(self, slot: int, buffer: KVBuffer) -> None:
         n = min(buffer.capacity, self.capacity)

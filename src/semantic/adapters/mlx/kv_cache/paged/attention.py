@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import Heads, plain
+from semantic.adapters.mlx.kv_cache.eight_bits import pack, unpack
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     BatchMetadata,
     RowPages,
@@ -100,6 +101,8 @@ class PortableAttention:
         results = []
         q, k, v = plain(step.q), plain(step.k), plain(step.v)
         pool, layer = step.pool, step.layer
+        if pool.kind.shape.packs is not None:
+            k, v = pack(k), pack(v)
         rows = step.metadata.rows(step.kind, step.number)
         # Write everything first: MLX writes in place only while no pending read needs the old
         # array.
@@ -125,13 +128,17 @@ class PortableAttention:
         k, v, table, at, gather_from, layer, _, padding = chunk
         pool, n = table.pool, k.shape[2] - padding
         kind = pool.kind
+        held_k, held_v = k, v
+        if kind.shape.packs is not None:
+            held_k, held_v = pack(k), pack(v)
+            k, v = unpack(held_k, k.dtype), unpack(held_v, v.dtype)
         row = RowPages(at, table.pages, kind.window, kind.ring)
         old_k, old_v = _read(pool, row, layer, min(gather_from, at), at)
         if at > gather_from:
             mx.eval(old_k, old_v)  # before the ring overwrites these tokens
         first = kind.first_kept(at, at + n)
         real = slice(first - at, n)
-        _write(pool, row, layer, first, k[0][:, real], v[0][:, real])
+        _write(pool, row, layer, first, held_k[0][:, real], held_v[0][:, real])
         if at <= gather_from:
             return Appended(k, v, pool.data)
         all_k, all_v = mx.concatenate([old_k, k], axis=2), mx.concatenate([old_v, v], axis=2)
@@ -147,7 +154,7 @@ class PortableAttention:
 
 
 def _write(pool: PagePool, row: RowPages, layer: int, at: int, k: mx.array, v: mx.array) -> None:
-    """Write tokens, (kv_heads, n, head_dim), from position `at` on."""
+    """Write tokens, (kv_heads, n, head_dim), from position `at` on, as the pool holds them."""
     for piece in cut_at_blocks(at, at + k.shape[1]):
         page = row.page(piece.start // BLOCK_TOKENS)
         slot = piece.start % BLOCK_TOKENS
@@ -165,17 +172,16 @@ def _read(
 ) -> tuple[mx.array, mx.array]:
     """Return keys and values of positions `first` to `stop`, each (1, kv_heads, n, head_dim)."""
     shape = pool.kind.shape
-    if first >= stop:
-        keys, values = (
-            mx.zeros((1, shape.kv_heads, 0, width), shape.dtype)
-            for width in (shape.k_head_dim, shape.v_head_dim)
-        )
-        return keys, values
-    pieces: tuple[list[mx.array], list[mx.array]] = ([], [])
+    pieces: tuple[list[mx.array], list[mx.array]] = (
+        [mx.zeros((shape.kv_heads, 0, shape.k_head_dim), shape.dtype)],
+        [mx.zeros((shape.kv_heads, 0, shape.v_head_dim), shape.dtype)],
+    )
     for piece in cut_at_blocks(first, stop):
         tokens = slice(piece.start % BLOCK_TOKENS, (piece.stop - 1) % BLOCK_TOKENS + 1)
         page = pool.data[row.page(piece.start // BLOCK_TOKENS), layer]
         for mine, heads in zip(pieces, pool.kind.keys_and_values(page), strict=True):
             mine.append(heads[:, tokens])
     keys, values = (mx.concatenate(mine, axis=1)[None] for mine in pieces)
+    if shape.packs is not None:
+        return unpack(keys, shape.packs), unpack(values, shape.packs)
     return keys, values

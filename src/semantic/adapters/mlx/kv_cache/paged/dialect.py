@@ -115,6 +115,9 @@ CUDA = Dialect(
 #define LATE(p) __ldcg(p)
 #define exp2(x) exp2f(x)
 #define FLOAT_OF(bits) __int_as_float(bits)
+#define BITS_OF(x) __float_as_uint(x)
+#define B16 bfloat
+#define ZERO make_uint4(0, 0, 0, 0)
 #define COPY16(to, from, real) \\
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: \\
     "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"((real) ? 16 : 0) : "memory")
@@ -124,7 +127,7 @@ CUDA = Dialect(
     ids="""
   const int tid = threadIdx.x, gx = blockIdx.x, gy = blockIdx.y;
 """,
-    types=C_TYPES,
+    types={**C_TYPES, mx.uint8: "unsigned char"},
     stages=2,
     space=64 << 10,
     fused=True,
@@ -142,7 +145,10 @@ METAL = Dialect(
 #define SHUFFLE(x, mask) simd_shuffle_xor(x, mask)
 #define LATE(p) (*(p))
 #define FLOAT_OF(bits) as_type<float>(bits)
-#define COPY16(to, from, real) *(to) = (real) ? *(from) : uint4(0)
+#define BITS_OF(x) as_type<uint>(x)
+#define B16 bfloat16_t
+#define ZERO uint4(0)
+#define COPY16(to, from, real) *(to) = (real) ? *(from) : ZERO
 #define COPIES_END
 #define COPIES_WAIT(left)
 """,
@@ -150,7 +156,7 @@ METAL = Dialect(
   const int tid = thread_position_in_threadgroup.x;
   const int gx = threadgroup_position_in_grid.x, gy = threadgroup_position_in_grid.y;
 """,
-    types={mx.bfloat16: "bfloat16_t", mx.float16: "half", mx.float32: "float"},
+    types={mx.bfloat16: "bfloat16_t", mx.float16: "half", mx.float32: "float", mx.uint8: "uchar"},
     stages=1,
     space=16 << 10,
     fused=False,

@@ -6,6 +6,8 @@ prefill chunk to pages and gathers the tokens to which it attends.
 
 from __future__ import annotations
 
+from semantic.adapters.mlx.kv_cache.paged.row_source import PACKED_ROWS, ROWS
+
 ITEM_INTS = 11
 """The number of integers that describe an item of work; see `SplitPlan`."""
 
@@ -14,24 +16,32 @@ THREADS = 128
 AXES = 3
 """The axes whose strides a kernel can use: rows, heads and tokens."""
 
-_NUMBERS = "q rope k v pages sinks data out all_k all_v"
+_NUMBERS = "q rope k v sinks out all_k all_v"
 _INTEGERS = "plan positions layer page_table bounds indices pairs spans counters done"
 TYPES = {
     **dict.fromkeys(_NUMBERS.split(), "T"),
     **dict.fromkeys(_INTEGERS.split(), "int"),
+    **dict.fromkeys(("pages", "data"), "S"),
     **dict.fromkeys(("partial", "weight"), "float"),
     "after": "void",
 }
 """The C types of the kernels' inputs and outputs."""
 
 # A page has keys of DK numbers and values of DV numbers. If keys are LATENT, values are their rope
-# keys: a query is multiplied with both as if they were one, and only keys are summed.
-PAGE = """
+# keys: a query is multiplied with both as if they were one, and only keys are summed. A row, one
+# token of a head, has RK or RV elements.
+PAGE = f"""
   constexpr int VEC = 16 / sizeof(T);
   constexpr int KV = DK / VEC, VV = DV / VEC;  // vectors of a key and of a value
-  constexpr size_t ALL_KEYS = (size_t)256 * H * DK;
-  constexpr size_t LAYER_SIZE = ALL_KEYS + (size_t)256 * H * DV;
+  constexpr int RK = PACKED ? DK * 17 / 16 : DK, RV = PACKED ? DV * 17 / 16 : DV;
+  constexpr size_t ALL_KEYS = (size_t)256 * H * RK;
+  constexpr size_t LAYER_SIZE = ALL_KEYS + (size_t)256 * H * RV;
   constexpr size_t PAGE_SIZE = LAYER_SIZE * LAYERS;
+#if PACKED
+{PACKED_ROWS}
+#else
+{ROWS}
+#endif
 """
 
 # A thread group computes GT query heads of one KV head; its warps take turns with tiles of TILE
@@ -70,8 +80,8 @@ ATTEND = (
   const int pos = positions[row];
   const int fresh = pos - item[10];  // the step's first token of this sequence
   const int heads = H * G;
-  const size_t keys_at = LAYER_SIZE * layer[0] + (size_t)256 * DK * head;
-  const size_t values_at = LAYER_SIZE * layer[0] + ALL_KEYS + (size_t)256 * DV * head;
+  const size_t keys_at = LAYER_SIZE * layer[0] + (size_t)256 * RK * head;
+  const size_t values_at = LAYER_SIZE * layer[0] + ALL_KEYS + (size_t)256 * RV * head;
   const float scale = FLOAT_OF(layer[1]) * LOG2E;
   const DEV T* new_k = k + (size_t)(row - item[10]) * k_strides[0] + (size_t)head * k_strides[1];
   const DEV T* new_v = v + (size_t)(row - item[10]) * v_strides[0] + (size_t)head * v_strides[1];
@@ -84,22 +94,21 @@ ATTEND = (
 
 #define FETCH(tile, stage)                                                                   \\
   if ((tile) < end) {                                                                        \\
-    const DEV T* page = pages + plan[table + ((tile) >> 8)] * PAGE_SIZE;                     \\
-    const DEV uint4* page_k = (const DEV uint4*)(page + keys_at) + ((tile) & 255) * KV;      \\
-    const DEV uint4* page_v = (const DEV uint4*)(page + values_at) + ((tile) & 255) * VV;    \\
+    const DEV S* page = pages + plan[table + ((tile) >> 8)] * PAGE_SIZE;                     \\
+    const DEV S* page_k = page + keys_at + ((tile) & 255) * RK;                              \\
+    const DEV S* page_v = page + values_at + ((tile) & 255) * RV;                            \\
     NEAR uint4* to = mine + (stage) * IN_TILE;                                               \\
     for (int x = lane; x < TILE * KV; x += 32) {                                             \\
       const int t = (tile) + x / KV;                                                         \\
-      const DEV T* new_t = new_k + (t - fresh) * k_strides[0];                               \\
-      const DEV uint4* from = t < fresh ? page_k + x : (const DEV uint4*)new_t + x % KV;     \\
-      COPY16(to + (LATENT ? x / KV * NK + x % KV : x), from, t >= begin && t < end);         \\
+      const DEV uint4* new_t = (const DEV uint4*)(new_k + (t - fresh) * k_strides[0]);       \\
+      READ(to + (LATENT ? x / KV * NK + x % KV : x), page_k, x, KV, new_t + x % KV, x % KV,  \\
+           t < fresh, t >= begin && t < end, (tile) + TILE <= fresh)                         \\
     }                                                                                        \\
     for (int x = lane; x < TILE * VV; x += 32) {                                             \\
       const int t = (tile) + x / VV;                                                         \\
-      const DEV T* new_t = new_v + (t - fresh) * v_strides[0];                               \\
-      const DEV uint4* from = t < fresh ? page_v + x : (const DEV uint4*)new_t + x % VV;     \\
-      COPY16(to + (LATENT ? x / VV * NK + KV + x % VV : KEYS_IN_TILE + x), from,             \\
-             t >= begin && t < end);                                                         \\
+      const DEV uint4* new_t = (const DEV uint4*)(new_v + (t - fresh) * v_strides[0]);       \\
+      READ(to + (LATENT ? x / VV * NK + KV + x % VV : KEYS_IN_TILE + x), page_v, x, VV,      \\
+           new_t + x % VV, x % VV, t < fresh, t >= begin && t < end, (tile) + TILE <= fresh) \\
     }                                                                                        \\
   }                                                                                          \\
   COPIES_END;
@@ -123,13 +132,13 @@ ATTEND = (
       }
   }
   if (item[1] <= pos && pos < stop && g0 == 0) {  // this item holds the new token
-    DEV T* page = (DEV T*)pages + plan[table + (pos >> 8)] * PAGE_SIZE;
-    DEV T* to_k = page + keys_at + (size_t)(pos & 255) * DK;
-    DEV T* to_v = page + values_at + (size_t)(pos & 255) * DV;
-    const DEV T* my_k = new_k + item[10] * k_strides[0];
-    const DEV T* my_v = new_v + item[10] * v_strides[0];
-    for (int d = tid; d < DK; d += WARPS * 32) to_k[d] = my_k[d];
-    for (int d = tid; d < DV; d += WARPS * 32) to_v[d] = my_v[d];
+    DEV S* page = (DEV S*)pages + plan[table + (pos >> 8)] * PAGE_SIZE;
+    DEV S* to_k = page + keys_at + (size_t)(pos & 255) * RK;
+    DEV S* to_v = page + values_at + (size_t)(pos & 255) * RV;
+    const DEV uint4* my_k = (const DEV uint4*)(new_k + item[10] * k_strides[0]);
+    const DEV uint4* my_v = (const DEV uint4*)(new_v + item[10] * v_strides[0]);
+    for (int x = tid; x < (KV + 31) / 32 * 32; x += WARPS * 32) PUT(to_k, KV, my_k, x)
+    for (int x = tid; x < (VV + 31) / 32 * 32; x += WARPS * 32) PUT(to_v, VV, my_v, x)
   }
 
   const int v_group = NV < 32 ? lane / NV : 0, v_lane = NV < 32 ? lane % NV : lane;
@@ -388,40 +397,37 @@ APPEND = (
   if (x == 0 && head == 0) done[0] = at + n;
   if (t >= at + n) return;
   const int block = min(t, write_to - 1) >> 8;  // padding has no page
-  DEV T* page = (DEV T*)pages + LAYER_SIZE * layer[0]
+  DEV S* page = (DEV S*)pages + LAYER_SIZE * layer[0]
     + page_table[RING ? block % page_table_shape[0] : block] * PAGE_SIZE;
-  DEV uint4* page_k = (DEV uint4*)(page + (size_t)(256 * head + (t & 255)) * DK);
-  DEV uint4* page_v = (DEV uint4*)(page + ALL_KEYS + (size_t)(256 * head + (t & 255)) * DV);
+  DEV S* page_k = page + (size_t)(256 * head + (t & 255)) * RK;
+  DEV S* page_v = page + ALL_KEYS + (size_t)(256 * head + (t & 255)) * RV;
   const size_t new_t = t - at;  // if it is new
   const DEV uint4* from_k = (const DEV uint4*)(k + head * k_strides[1] + new_t * k_strides[2]);
   const DEV uint4* from_v = (const DEV uint4*)(v + head * v_strides[1] + new_t * v_strides[2]);
   const bool is_new = t >= at, kept = WRITE && is_new && t >= keep_from && t < write_to;
   const size_t to = (size_t)head * (at + n - gather_from) + (t - gather_from);
-  if (lane < KV) {
-    const uint4 key = is_new ? from_k[lane] : page_k[lane];
-    if (kept) page_k[lane] = key;
-    if (GATHER) ((DEV uint4*)all_k)[to * KV + lane] = key;
-  }
-  if (lane < VV) {
-    const uint4 value = is_new ? from_v[lane] : page_v[lane];
-    if (kept) page_v[lane] = value;
-    if (GATHER) ((DEV uint4*)all_v)[to * VV + lane] = value;
-  }
+  MOVE(page_k, KV, from_k, all_k)
+  MOVE(page_v, VV, from_v, all_v)
 """
 )
 
 # Copy whole pages from a contiguous array to the pool, 16 bytes per thread.
-STORE = """
-  const size_t vectors = (size_t)H * LAYERS * 256 * (DK + DV) * sizeof(T) / 16;
+STORE = (
+    PAGE
+    + """
+  const size_t vectors = PAGE_SIZE * sizeof(S) / 16;
   const size_t x = (size_t)gx * 128 + tid;
   if (x == 0 && gy == 0) done[0] = 1;
   if (x < vectors)
     ((DEV uint4*)pages)[indices[gy] * vectors + x] = ((const DEV uint4*)data)[gy * vectors + x];
 """
+)
 
 # Copy whole pages from other pages of the pool.
-COPY = """
-  const size_t vectors = (size_t)H * LAYERS * 256 * (DK + DV) * sizeof(T) / 16;
+COPY = (
+    PAGE
+    + """
+  const size_t vectors = PAGE_SIZE * sizeof(S) / 16;
   const size_t x = (size_t)gx * 128 + tid;
   if (x == 0 && gy == 0) done[0] = 1;
   if (x < vectors) {
@@ -429,3 +435,4 @@ COPY = """
     all[pairs[2 * gy + 1] * vectors + x] = all[pairs[2 * gy] * vectors + x];
   }
 """
+)

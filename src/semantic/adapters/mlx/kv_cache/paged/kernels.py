@@ -16,6 +16,7 @@ import mlx.core as mx
 from semantic.adapters.mlx.arrays import on_device
 from semantic.adapters.mlx.cuda import rows_source
 from semantic.adapters.mlx.cuda.nvrtc import capability
+from semantic.adapters.mlx.kv_cache.eight_bits import numbers_of
 from semantic.adapters.mlx.kv_cache.paged import kernel_source as source
 from semantic.adapters.mlx.kv_cache.paged.attention import Appended, DecodeStep, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.dialect import Dialect, Kernel
@@ -62,7 +63,7 @@ class _Form(NamedTuple):
 
 def tiling_of(kind: PageKind, dialect: Dialect) -> Tiling | None:
     """Return a tiling that fits shared memory; None if there is none."""
-    shape = kind.shape
+    shape = numbers_of(kind.shape)
     token_bytes = (shape.k_head_dim + shape.v_head_dim) * shape.dtype.size
     for warps in (4, 2):
         fitting = dialect.space // (warps * dialect.stages * token_bytes)
@@ -73,7 +74,7 @@ def tiling_of(kind: PageKind, dialect: Dialect) -> Tiling | None:
 
 def computable(kind: PageKind, dialect: Dialect) -> bool:
     """Return whether there are kernels for pages of this kind."""
-    shape = kind.shape
+    shape = numbers_of(kind.shape)
     widths = shape.k_head_dim, shape.v_head_dim
     known = shape.dtype in dialect.types and all(width in HEAD_DIMS for width in widths)
     return known and tiling_of(kind, dialect) is not None
@@ -89,6 +90,7 @@ class PagedKernels:
         if not computable(kind, dialect):
             raise ValueError(f"there are no kernels for {kind.shape}")
         self._kind = kind
+        self._shape = numbers_of(kind.shape)
         self._dialect = dialect
         self._forms: dict[tuple[int, bool], _Form] = {}
         self._counters = mx.zeros((_MOST_ROWS * 4 * kind.shape.kv_heads,), mx.int32)
@@ -100,7 +102,7 @@ class PagedKernels:
 
     def reads_together(self, n_heads: int, *, latent: bool = False) -> bool:
         """Return whether a thread group can read keys once for several rows of a sequence."""
-        shape = self._kind.shape
+        shape = self._shape
         queries, widest = n_heads // shape.kv_heads, _widest(shape)
         fits = not latent and widest <= _WIDEST and queries <= _group_queries(widest)
         return self._dialect.is_cuda and shape.dtype in _MATRIX_TYPES and fits
@@ -127,7 +129,7 @@ class PagedKernels:
             return self._attend_together(step)
         q, sinks = step.q, step.sinks
         rows, n_heads, _, _ = q.shape
-        kv_heads, dim = self._kind.shape.kv_heads, _result_width(self._kind.shape, latent=latent)
+        kv_heads, dim = self._shape.kv_heads, _result_width(self._shape, latent=latent)
         form = self._form(n_heads, latent=latent)
         parts, threads = self._parts(n_heads, form), form.tiling.threads
         if rows * kv_heads * parts > self._counters.size:
@@ -168,7 +170,7 @@ class PagedKernels:
         """Compute attention in runs of one sequence's rows. A run reads the keys only once."""
         q, sinks = step.q, step.sinks
         rows, n_heads, _, _ = q.shape
-        shape = self._kind.shape
+        shape = self._shape
         dim = _result_width(shape)
         attend, combine = self._row_attention(n_heads, sinks is not None)
         form = _scalar_form(self._kind, self._dialect, n_heads)
@@ -202,11 +204,13 @@ class PagedKernels:
         at, gather_from = chunk.at, chunk.gather_from
         before = self._nothing if chunk.after is None else chunk.after
         if gather_from >= at:
+            if self._kind.shape.packs is not None:  # attention sees packed heads, also new ones
+                return self._append(chunk, at, before, gather=True)
             return Appended(chunk.k, chunk.v, self._append(chunk, at, before).done)
         if self._kind.ring is None:
-            return self._append(chunk, gather_from, before)
+            return self._append(chunk, gather_from, before, gather=True)
         # In a ring, new tokens overwrite old ones, so read the old ones first.
-        read = self._append(chunk, gather_from, before, write=False)
+        read = self._append(chunk, gather_from, before, gather=True, write=False)
         return read._replace(done=self._append(chunk, at, read.done).done)
 
     def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
@@ -226,7 +230,7 @@ class PagedKernels:
             self._dialect,
             "append",
             (
-                *self._constants(self._kind.shape.dtype),
+                *_constants(self._kind),
                 ("RING", int(self._kind.ring is not None)),
                 ("GATHER", int(gather)), ("WRITE", int(write)),
             ),
@@ -238,10 +242,7 @@ class PagedKernels:
     def _whole_pages(
         self, name: str, names: list[str], body: str, inputs: list[mx.array], n_pages: int
     ) -> mx.array:
-        shape = self._kind.shape
-        kernel = _built(
-            self._dialect, name, self._constants(shape.dtype), tuple(names), ("done",), body
-        )
+        kernel = _built(self._dialect, name, _constants(self._kind), tuple(names), ("done",), body)
         groups = -(-self._kind.page_bytes // 16 // source.THREADS)
         (done,) = kernel(
             inputs=inputs,
@@ -253,15 +254,20 @@ class PagedKernels:
         return done
 
     def _append(
-        self, chunk: PrefillChunk, first: int, after: mx.array, *, write: bool = True
+        self,
+        chunk: PrefillChunk,
+        first: int,
+        after: mx.array,
+        *,
+        gather: bool = False,
+        write: bool = True,
     ) -> Appended:
-        """Launch the kernel once `after` is done. Gathers tokens if `first` precedes the chunk."""
+        """Launch the kernel once `after` is done. If `gather`, gathers tokens from `first` on."""
         k, v, at = chunk.k, chunk.v, chunk.at
         _, heads, n, _ = k.shape
-        shape = self._kind.shape
+        shape = self._shape
         write_to = at + n - chunk.padding
         keep_from = self._kind.first_kept(at, write_to)
-        gather = first < at
         kernel = self._append_kernel(gather=gather, write=write)
         groups = -(-(at + n - first) * self._vectors // source.THREADS)
         gathered = [
@@ -283,9 +289,8 @@ class PagedKernels:
 
     @property
     def _vectors(self) -> int:
-        """Return the number of threads that write one token of a head. Each writes 16 bytes."""
-        shape = self._kind.shape
-        return _widest(shape) * shape.dtype.size // 16
+        """Return the number of threads that write one token of a head, 16 bytes of numbers each."""
+        return _widest(self._shape) * self._shape.dtype.size // 16
 
     def _attention(self, n_heads: int, sinks: bool, latent: bool) -> tuple[Kernel, Kernel | None]:
         """Return the kernel for `n_heads` query heads, and one that combines results if needed."""
@@ -301,13 +306,6 @@ class PagedKernels:
         if key not in self._forms:
             self._forms[key] = _form_of(self._kind, self._dialect, n_heads, latent=latent)
         return self._forms[key]
-
-    def _constants(self, dtype: mx.Dtype) -> tuple[tuple[str, int | mx.Dtype], ...]:
-        shape = self._kind.shape
-        return (
-            ("T", dtype), ("DK", shape.k_head_dim), ("DV", shape.v_head_dim),
-            ("H", shape.kv_heads), ("LAYERS", len(self._kind.layers)),
-        )  # fmt: skip
 
     def _parts(self, n_heads: int, form: _Form) -> int:
         return -(-(n_heads // self._kind.shape.kv_heads) // form.together)
@@ -339,7 +337,7 @@ def _built(
 
 
 def _form_of(kind: PageKind, dialect: Dialect, n_heads: int, *, latent: bool) -> _Form:
-    shape = kind.shape
+    shape = numbers_of(kind.shape)
     known = shape.dtype in _MATRIX_TYPES and _widest(shape) <= _WIDEST and not latent
     if not (dialect.fused and known and capability() >= _MATRICES_SINCE):
         return _scalar_form(kind, dialect, n_heads, latent=latent)
@@ -349,7 +347,7 @@ def _form_of(kind: PageKind, dialect: Dialect, n_heads: int, *, latent: bool) ->
 
 
 def _scalar_form(kind: PageKind, dialect: Dialect, n_heads: int, *, latent: bool = False) -> _Form:
-    shape = kind.shape
+    shape = numbers_of(kind.shape)
     width = shape.k_head_dim + (shape.v_head_dim if latent else 0)
     most = _FEW_HEADS if width > _WIDE else _MANY_HEADS
     if width > _WIDEST and not dialect.is_cuda:
@@ -374,7 +372,7 @@ class _Variant(NamedTuple):
 def _built_attention(
     kind: PageKind, dialect: Dialect, variant: _Variant
 ) -> tuple[Kernel, Kernel | None]:
-    shape = kind.shape
+    shape = numbers_of(kind.shape)
     constants = _attention_constants(kind, dialect, variant)
     (warps, tile), form = variant.form.tiling, variant.form
     partial = ("partial", "weight")
@@ -412,7 +410,7 @@ def _built_attention(
 def _built_row_attention(
     kind: PageKind, dialect: Dialect, variant: _Variant
 ) -> tuple[Kernel, Kernel]:
-    shape = kind.shape
+    shape = numbers_of(kind.shape)
     widest = _widest(shape)
     constants = _attention_constants(kind, dialect, variant)
     mine = (*constants, ("MT", _multiple(widest)), _half(shape))
@@ -438,14 +436,21 @@ def _built_combine(dialect: Dialect, constants: tuple[tuple[str, int | mx.Dtype]
 def _attention_constants(
     kind: PageKind, dialect: Dialect, variant: _Variant
 ) -> tuple[tuple[str, int | mx.Dtype], ...]:
-    shape = kind.shape
     together, _, (warps, tile), _ = variant.form
     return (
-        ("T", shape.dtype), ("DK", shape.k_head_dim), ("DV", shape.v_head_dim),
-        ("H", shape.kv_heads), ("G", variant.n_heads // shape.kv_heads), ("GT", together),
-        ("WARPS", warps), ("TILE", tile), ("STAGES", dialect.stages), ("LAYERS", len(kind.layers)),
+        *_constants(kind), ("G", variant.n_heads // kind.shape.kv_heads), ("GT", together),
+        ("WARPS", warps), ("TILE", tile), ("STAGES", dialect.stages),
         ("WINDOW", kind.window or 0), ("SINKS", int(variant.sinks)),
         ("LATENT", int(variant.latent)),
+    )  # fmt: skip
+
+
+def _constants(kind: PageKind) -> tuple[tuple[str, int | mx.Dtype], ...]:
+    shape = numbers_of(kind.shape)
+    return (
+        ("T", shape.dtype), ("S", kind.shape.dtype), ("PACKED", int(kind.shape.packs is not None)),
+        ("DK", shape.k_head_dim), ("DV", shape.v_head_dim),
+        ("H", shape.kv_heads), ("LAYERS", len(kind.layers)),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 import mlx.core as mx
 
+from semantic.adapters.mlx.kv_cache.eight_bits import numbers_of, pack, unpack
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PagedAttention, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
 from semantic.adapters.mlx.kv_cache.paged.page_pool import (
@@ -69,12 +70,13 @@ def _moves_pages(kind: PageKind, attention: PagedAttention) -> bool:
 def _is_right(
     kind: PageKind, attention: PagedAttention, n_heads: int, *, sinks: bool, latent: bool
 ) -> bool:
-    shape = kind.shape
+    shape = numbers_of(kind.shape)
     layer = len(kind.layers) - 1
     key = mx.random.key(0)
     pool = PagePool(kind)
     pool.grow(sum(-(-length // BLOCK_TOKENS) for length in _LENGTHS))
-    pool.data = mx.full(pool.data.shape, float("nan"), shape.dtype)
+    nan = 255 if kind.shape.packs else float("nan")  # these bytes are NaN as bfloat16
+    pool.data = mx.full(pool.data.shape, nan, kind.shape.dtype)
     tables = [PageTable(pool) for _ in _LENGTHS]
     # Let sequences allocate in turns, so that none has adjacent pages.
     for length in range(1, max(_LENGTHS) + 1, BLOCK_TOKENS):
@@ -105,8 +107,8 @@ def _is_right(
             _row(found, i),
             _attention(
                 _row(q, i) * scale,
-                k.squeeze(0),
-                v.squeeze(0),
+                _seen(kind, k).squeeze(0),
+                _seen(kind, v).squeeze(0),
                 kind.window,
                 sink,
                 None if rope is None else _row(rope, i),
@@ -123,7 +125,7 @@ def _queries(
     kind: PageKind, rows: int, n_heads: int, *, latent: bool
 ) -> tuple[mx.array, mx.array | None]:
     """Return random queries, (rows, heads, 1, k_head_dim), and rope queries if keys are latents."""
-    shape = kind.shape
+    shape = numbers_of(kind.shape)
     q, rope = (
         mx.random.normal((rows, n_heads, 1, width), key=mx.random.key(seed)).astype(shape.dtype)
         for seed, width in ((0, shape.k_head_dim), (2, shape.v_head_dim))
@@ -158,7 +160,7 @@ def _rows_see_each_other(
         )  # fmt: skip
         found = attention.attend(step)
         for i in {0, n // 2, n - 1}:
-            keys, values = (one[0, :, : length - n + 1 + i] for one in (k, v))
+            keys, values = (_seen(kind, one[0, :, : length - n + 1 + i]) for one in (k, v))
             its_rope = None if rope is None else _row(rope, i)
             expected = _attention(_row(q, i) * scale, keys, values, kind.window, sinks, its_rope)
             right.append(_close(_row(found, i), expected))
@@ -173,8 +175,8 @@ def _row(array: mx.array, i: int) -> mx.array:
 def _appends(
     attention: PagedAttention, table: PageTable, layer: int, k: mx.array, v: mx.array
 ) -> bool:
-    n, window = k.shape[2], table.pool.kind.window
-    half = n // 2
+    n, kind = k.shape[2], table.pool.kind
+    half, window = n // 2, kind.window
     seen = 0 if window is None else max(0, half - window + 1)
     after = None
     if half:
@@ -184,9 +186,14 @@ def _appends(
     added = attention.append(second)
     mx.eval(added)
     return all(
-        bool(mx.array_equal(found, right[:, :, seen:]).item())
+        bool(mx.array_equal(found, _seen(kind, right)[:, :, seen:]).item())
         for found, right in ((added.k, k), (added.v, v))
     )
+
+
+def _seen(kind: PageKind, numbers: mx.array) -> mx.array:
+    """Return keys or values as attention sees them."""
+    return numbers if kind.shape.packs is None else unpack(pack(numbers), numbers.dtype)
 
 
 def _attention(

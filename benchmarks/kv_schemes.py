@@ -1,0 +1,177 @@
+"""`python -m benchmarks.kv_schemes [MODEL ...]`: what 8-bit keys and values do to probabilities.
+
+Each scheme rounds keys and values as they enter mlx-lm's own caches, in chunks of a prompt. The
+probabilities of the next token after each of 4,096 tokens are compared with those without rounding:
+the mean Kullback-Leibler divergence, and how often the likeliest token is the same. The text is
+source code of this package. Models are folders; without any, the one inside the package. Prints a
+line of JSON for each scheme and writes them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import semantic.adapters.mlx  # isort: skip  # loads OpenBLAS before MLX
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.utils import load_model
+
+import semantic.domain
+from experiments.harness.document import Json, Scalar
+from experiments.harness.record import Run
+from experiments.harness.result import Verdict
+from semantic.adapters.mlx.kv_cache.eight_bits import pack, unpack
+from semantic.adapters.mlx.model.provider import EMBEDDED_MODEL, find_folder, load_tokenizer
+
+QUESTION = "Which form of keys and values in 8 bits changes a model's probabilities the least?"
+CRITERION = (
+    "with ours, on each model: a mean divergence of at most 0.01, and the same likeliest token "
+    "after at least 96.5 % of the tokens"
+)
+MOST_DIVERGENCE, LEAST_AGREEMENT = 0.01, 0.965
+TOKENS, CHUNK = 4096, 512
+
+Round = Callable[[mx.array], mx.array]
+
+
+def affine(group: int) -> Round:
+    """MLX's own affine form. Its steps are rounded after they have chosen the levels."""
+
+    def rounded(numbers: mx.array) -> mx.array:
+        halves = numbers.astype(mx.bfloat16)
+        levels, steps, lowest = mx.quantize(halves, group_size=group, bits=8)
+        found = mx.dequantize(levels, steps, lowest, group_size=group, bits=8)
+        return found.astype(numbers.dtype)
+
+    return rounded
+
+
+def mxfp8(numbers: mx.array) -> mx.array:
+    """Floating point of 8 bits in groups of 32 that share an exponent."""
+    levels, exponents = mx.quantize(numbers, group_size=32, bits=8, mode="mxfp8")[:2]
+    found = mx.dequantize(levels, exponents, group_size=32, bits=8, mode="mxfp8")
+    return found.astype(numbers.dtype)
+
+
+SCHEMES: Mapping[str, tuple[Round, float]] = {
+    "bfloat16": (lambda numbers: numbers.astype(mx.bfloat16).astype(numbers.dtype), 1.0),
+    "ours, groups of 64": (lambda numbers: unpack(pack(numbers), numbers.dtype), 68 / 128),
+    "affine, groups of 64": (affine(64), 68 / 128),
+    "affine, groups of 32": (affine(32), 36 / 64),
+    "mxfp8": (mxfp8, 33 / 64),
+}
+"""How each rounds, and its bytes relative to bfloat16's."""
+OURS = "ours, groups of 64"
+
+
+class Rounding(KVCache):
+    """mlx-lm's cache of keys and values that a scheme rounds."""
+
+    scheme: Round
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Round, then append."""
+        own = cast("Callable[..., tuple[mx.array, mx.array]]", super().update_and_fetch)
+        return own(self.scheme(keys), self.scheme(values))
+
+
+def log_probabilities(model: Module, tokens: Sequence[int], scheme: Round | None) -> list[mx.array]:
+    """The log-probabilities after each token, a chunk at a time, as float16 to save memory."""
+    caches: list[object] = make_prompt_cache(model)
+    if scheme is not None:
+        if any(type(one) is not KVCache for one in caches):
+            raise ValueError("a layer keeps more than keys and values")
+        caches = [cast("Callable[[], Rounding]", Rounding)() for _ in caches]
+        for one in caches:
+            cast(Rounding, one).scheme = scheme
+    found = []
+    for at in range(0, len(tokens), CHUNK):
+        logits = model(mx.array([tokens[at : at + CHUNK]]), cache=caches)[0].astype(mx.float32)
+        found.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+        mx.eval(found[-1], [cast(KVCache, one).state for one in caches])
+    return found
+
+
+def compared(right: Sequence[mx.array], found: Sequence[mx.array]) -> dict[str, Scalar]:
+    """The divergence of `found` from `right`, and the share of tokens with the same likeliest."""
+    divergence = mx.concatenate(
+        [
+            (mx.exp(one) * (one - other)).sum(axis=-1)
+            for one, other in zip(right, found, strict=True)
+        ]
+    )
+    same = mx.concatenate(
+        [
+            mx.argmax(one, axis=-1) == mx.argmax(other, axis=-1)
+            for one, other in zip(right, found, strict=True)
+        ]
+    )
+    return {
+        "divergence": round(cast(float, divergence.mean().item()), 6),
+        "largest": round(cast(float, divergence.max().item()), 4),
+        "agreement": round(cast(float, same.astype(mx.float32).mean().item()), 5),
+    }
+
+
+def judge(samples: Sequence[Mapping[str, Scalar]]) -> Verdict:
+    """The criterion, and what misses it."""
+    missed = [
+        f"{one['model']}: {one['divergence']}, {one['agreement']}"
+        for one in samples
+        if one["scheme"] == OURS
+        and (
+            cast(float, one["divergence"]) > MOST_DIVERGENCE
+            or cast(float, one["agreement"]) < LEAST_AGREEMENT
+        )
+    ]
+    observed = "; ".join(missed) or "on all models"
+    return Verdict(CRITERION, MOST_DIVERGENCE, observed, passed=not missed)
+
+
+def text() -> str:
+    """Source code, which agents read most."""
+    folder = Path(semantic.domain.__file__ or "").parent
+    return "".join(one.read_text(encoding="utf-8") for one in sorted(folder.glob("*.py")))
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure, print, write; 1 when the criterion is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=[EMBEDDED_MODEL], help="folders")
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args(given)
+    n_tokens = cast(int, arguments.tokens)
+    started = Run.start(
+        "kv_schemes", QUESTION, model="see summary", parameters={"tokens": n_tokens}, seed=0
+    )
+    samples: list[dict[str, Scalar]] = []
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    for name in cast("list[str]", arguments.models):
+        model = cast(Module, load_model(find_folder(name))[0])
+        model.set_dtype(mx.float32)
+        tokens = load_tokenizer(name).encode(text())[:n_tokens]
+        right = log_probabilities(model, tokens, None)
+        for scheme, (rounded, size) in SCHEMES.items():
+            line: dict[str, Scalar] = {
+                "model": Path(name).name, "scheme": scheme, "bytes": round(size, 4),
+                "tokens": len(tokens),
+                **compared(right, log_probabilities(model, tokens, rounded)),
+            }  # fmt: skip
+            samples.append(line)
+            print(json.dumps(line), flush=True)
+            summary = cast("dict[str, Json]", {"lines": list(samples)})
+            done = started.finish(samples, summary, judge(samples))
+            done.write(arguments.output / "kv_schemes.json")
+    verdict = judge(samples)
+    print(f"{'passed' if verdict.passed else 'MISSED'}: {verdict.observed}")
+    return int(not verdict.passed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
