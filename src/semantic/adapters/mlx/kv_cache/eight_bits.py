@@ -54,6 +54,16 @@ def unpack(heads: mx.array, dtype: mx.Dtype) -> mx.array:
     return (levels * scales[..., :1] + scales[..., 1:]).reshape(*before, width).astype(dtype)
 
 
+def held_in(dtype: mx.Dtype, numbers: mx.array) -> mx.array:
+    """Return heads as a cache of arrays of `dtype` holds them: packed in bytes, or as they are."""
+    return pack(numbers) if dtype == mx.uint8 else numbers
+
+
+def seen_as(dtype: mx.Dtype, heads: mx.array) -> mx.array:
+    """Return heads of a cache as a model that computes in `dtype` sees them."""
+    return unpack(heads, dtype) if heads.dtype == mx.uint8 else heads
+
+
 def scales_of(heads: mx.array) -> mx.array:
     """Return the step and the lowest number of each group of packed heads, (..., groups, 2)."""
     *before, n_bytes = heads.shape

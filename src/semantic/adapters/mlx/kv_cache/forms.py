@@ -239,9 +239,10 @@ def _testing_pages(
     attention: AttentionFor,
     kv_bits: KvBits,
 ) -> Slices[CacheForm | None]:
-    kinds = numbers = page_kinds(spec, shapes)
-    if kinds is None or numbers is None or is_row_by_row(probe.model):
+    numbers = page_kinds(spec, shapes)
+    if numbers is None or is_row_by_row(probe.model):
         return None  # a batch in pages cannot compute row by row
+    kinds = numbers
     if kv_bits == PACKED_BITS:
         kinds = tuple(replace(one, shape=packed_shape(one.shape)) for one in kinds)
     found = [one for kind in kinds if (one := attention(kind)) is not None]

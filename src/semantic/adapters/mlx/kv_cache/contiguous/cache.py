@@ -159,22 +159,17 @@ class SequenceCache(ABC):
     def __init__(self, buffer: KVBuffer, offset: int) -> None:
         self.buffer = buffer
         self.offset = offset
-        self._dtype = buffer.k.dtype  # of the numbers that packed heads stand for, once known
+        self._dtype = buffer.k.dtype  # of the last tokens, before they become bytes
 
-    def stored(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Return new tokens as the buffer holds them."""
+    def _as_held(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self._dtype = keys.dtype
-        return (pack(keys), pack(values)) if self.is_packed else (keys, values)
+        packs = self.buffer.k.dtype == mx.uint8
+        return (pack(keys), pack(values)) if packs else (keys, values)
 
-    def seen(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Return tokens of the buffer as models see them."""
-        if not self.is_packed:
+    def _seen_of(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if keys.dtype != mx.uint8:
             return keys, values
         return unpack(keys, self._dtype), unpack(values, self._dtype)
-
-    @property
-    def is_packed(self) -> bool:
-        return self.buffer.k.dtype == mx.uint8
 
     @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -234,9 +229,9 @@ class FullCache(SequenceCache):
         stop = self.offset + keys.shape[2]
         if stop > self.buffer.capacity:
             self.reserve(stop)
-        self.buffer.write(self.offset, stop, *self.stored(keys, values))
+        self.buffer.write(self.offset, stop, *self._as_held(keys, values))
         self.offset = stop
-        return self.seen(*self.buffer.read(0, stop))
+        return self._seen_of(*self.buffer.read(0, stop))
 
     def reserve(self, capacity: int) -> None:
         if capacity > self.buffer.capacity:
@@ -250,7 +245,7 @@ class FullCache(SequenceCache):
         return range(self.offset)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        return self.seen(*self.buffer.read(0, self.offset))
+        return self._seen_of(*self.buffer.read(0, self.offset))
 
     @property
     def keys(self) -> mx.array:
@@ -288,7 +283,7 @@ class WindowCache(SequenceCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self._seen = None  # before the write, which would copy an array in use elsewhere
-        keys, values = self.stored(keys, values)
+        keys, values = self._as_held(keys, values)
         n = keys.shape[2]
         self.reserve(self._held + n)
         first = max(0, self._held - (self.window - 1))  # the oldest token that is still seen
@@ -304,7 +299,7 @@ class WindowCache(SequenceCache):
         else:
             seen = self._append_long(first, keys, values)
         self.offset += n
-        self._seen = self.seen(*seen)
+        self._seen = self._seen_of(*seen)
         return self._seen
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import Heads, plain
-from semantic.adapters.mlx.kv_cache.eight_bits import pack, unpack
+from semantic.adapters.mlx.kv_cache.eight_bits import held_in, numbers_of, seen_as
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     BatchMetadata,
     RowPages,
@@ -101,8 +101,7 @@ class PortableAttention:
         results = []
         q, k, v = plain(step.q), plain(step.k), plain(step.v)
         pool, layer = step.pool, step.layer
-        if pool.kind.shape.packs is not None:
-            k, v = pack(k), pack(v)
+        k, v = (held_in(pool.kind.shape.dtype, one) for one in (k, v))
         rows = step.metadata.rows(step.kind, step.number)
         # Write everything first: MLX writes in place only while no pending read needs the old
         # array.
@@ -128,10 +127,8 @@ class PortableAttention:
         k, v, table, at, gather_from, layer, _, padding = chunk
         pool, n = table.pool, k.shape[2] - padding
         kind = pool.kind
-        held_k, held_v = k, v
-        if kind.shape.packs is not None:
-            held_k, held_v = pack(k), pack(v)
-            k, v = unpack(held_k, k.dtype), unpack(held_v, v.dtype)
+        held_k, held_v = (held_in(kind.shape.dtype, one) for one in (k, v))
+        k, v = seen_as(k.dtype, held_k), seen_as(v.dtype, held_v)
         row = RowPages(at, table.pages, kind.window, kind.ring)
         old_k, old_v = _read(pool, row, layer, min(gather_from, at), at)
         if at > gather_from:
@@ -182,6 +179,5 @@ def _read(
         for mine, heads in zip(pieces, pool.kind.keys_and_values(page), strict=True):
             mine.append(heads[:, tokens])
     keys, values = (mx.concatenate(mine, axis=1)[None] for mine in pieces)
-    if shape.packs is not None:
-        return unpack(keys, shape.packs), unpack(values, shape.packs)
-    return keys, values
+    dtype = numbers_of(shape).dtype
+    return seen_as(dtype, keys), seen_as(dtype, values)

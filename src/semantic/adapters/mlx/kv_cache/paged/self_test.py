@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.kv_cache.eight_bits import numbers_of, pack, unpack
+from semantic.adapters.mlx.kv_cache.eight_bits import held_in, numbers_of, seen_as
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PagedAttention, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
 from semantic.adapters.mlx.kv_cache.paged.page_pool import (
@@ -193,7 +193,7 @@ def _appends(
 
 def _seen(kind: PageKind, numbers: mx.array) -> mx.array:
     """Return keys or values as attention sees them."""
-    return numbers if kind.shape.packs is None else unpack(pack(numbers), numbers.dtype)
+    return seen_as(numbers.dtype, held_in(kind.shape.dtype, numbers))
 
 
 def _attention(
