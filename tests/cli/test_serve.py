@@ -35,7 +35,7 @@ from semantic_server.cli.serve import (
     engine_settings,
 )
 from semantic_server.http.answer_records import AnswerRecord
-from semantic_server.http.settings import ServerSettings
+from semantic_server.http.settings import ServerSettings, load_settings
 from tests.cli.support import command_line, environment, semantic
 from tests.support.fake_models import FakeLoader, fake_models
 from tests.support.http_server import until
@@ -291,6 +291,19 @@ def test_each_model_has_its_own_bits() -> None:
     assert _of_model(first, "b", given.kv_bits, ("semantic-tiny", "b")).engine.kv_bits == 16
     for bits, expected in ((("int8",), 8), (("semantic-tiny=8",), 8), (("16",), 16), ((), 16)):
         assert engine_settings(ServerSettings(kv_bits=bits)).kv_bits == expected
+
+
+@pytest.mark.parametrize("line", ["kv_bits = 8", 'kv_bits = "8"', 'kv_bits = ["8"]'])
+def test_bits_in_a_file_may_be_a_number(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(line, encoding="utf-8")
+    assert engine_settings(load_settings({}, file).settings).kv_bits == 8
+    monkeypatch.setenv("SEMANTIC_KV_BITS", "auto,semantic-tiny=8")
+    assert engine_settings(load_settings({}, file).settings).kv_bits == 8
+    monkeypatch.setenv("SEMANTIC_KV_BITS", "auto")
+    assert engine_settings(load_settings({}, file).settings).kv_bits == 16
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,10 @@ _FEWER_BITS = {*map(str, range(1, 8)), "int4", "int2", "q4"}
 
 
 def kv_bits_of(given: Sequence[str], names: Collection[str], known: Collection[str] = ()) -> KvBits:
-    """Return what `[NAME=]BITS` in `given` say of the model with these `names`. Other models have
-    the names `known`. Raises InvalidRequestError."""
+    """Return what `[NAME=]BITS` in `given`, perhaps between commas, say of the model with these
+    `names`. Other models have the names `known`. Raises InvalidRequestError."""
     by_name: dict[str, KvBits] = {}
-    for one in given:
+    for one in filter(None, ",".join(given).split(",")):
         name, _, bits = one.rpartition("=")
         if bits not in _KV_BITS:
             fewer = "; fewer bits than 8 change reasoning and tool calls" * (bits in _FEWER_BITS)

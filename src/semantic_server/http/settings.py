@@ -73,11 +73,11 @@ class ServerSettings(BaseSettings, DeclaredSettings):
             return tuple(part.strip() for part in given.split(",") if part.strip())
         return given
 
-    @field_validator("model", mode="before")
+    @field_validator("model", "kv_bits", mode="before")
     @classmethod
     def _several_models(cls, given: object) -> object:
-        """Take a text as one model, because a folder's name may contain commas."""
-        return (given,) if isinstance(given, str) else given
+        """Take a text as one model, because a folder's name may contain commas, or one setting."""
+        return (str(given),) if isinstance(given, str | int) else given
 
     @field_serializer("model")
     def _one_model(self, models: tuple[str, ...]) -> object:
