@@ -124,11 +124,9 @@ def build_in_slices(settings: Settings, shared: Shared) -> Slices[App]:
     provider = shared.provider
     with suggesting(settings.model):
         model, tokenizer = yield from provider.load_in_slices(
-            settings.model,
-            settings.adapter_folder,
-            settings.weights_bytes,
+            settings.model, settings.adapter_folder, settings.weights_bytes,
             kv_bits=settings.kv_bits,
-        )
+        )  # fmt: skip
     pool: BlockPool = make_pool(settings, provider.extract_spec(model))
     return _new_app(model, tokenizer, pool, shared.store, settings)
 

@@ -396,12 +396,12 @@ class FakeBackend:
         return 0
 
     @property
-    def returns_memory(self) -> bool:
-        return True
+    def unused_bytes(self) -> None:
+        return None
 
-    def return_memory(self, room: int) -> int:
+    def return_memory(self, room: int) -> bool:
         assert room >= 0
-        return 0
+        return False
 
     def cache_spec(self) -> ModelCacheSpec:
         return self._spec

@@ -212,12 +212,12 @@ class BatchBackend(Protocol):
         level before the call. 0 if unknown."""
 
     @property
-    def returns_memory(self) -> bool:
-        """True if the memory of freed blocks returns to the system by itself."""
+    def unused_bytes(self) -> int | None:
+        """The bytes that `return_memory` gives back; None if freed blocks' memory needs no call."""
 
-    def return_memory(self, room: int) -> int:
+    def return_memory(self, room: int) -> bool:
         """Give the memory of freed blocks back to the system. May take at most `room` bytes to move
-        the used blocks. Returns the bytes that went back."""
+        the used blocks. Returns False if all freed memory is already back."""
 
     def cache_spec(self) -> ModelCacheSpec:
         """Return the description of a sequence's cache."""

@@ -105,7 +105,6 @@ class MLXBackend:
         self._layers, self._codec = form.layers, form.codec
         self.in_pages = isinstance(form.layers, PagedLayers)
         """True if caches are in pages, which sequences may share."""
-        self.returns_memory = not self.in_pages  # a pool of pages is one array
         self.ragged_layers = form.layers.ragged
         """`ragged_layers[i]` is True if layer i uses our cache instead of mlx-lm's own cache."""
         self.together = form.layers.together
@@ -125,7 +124,11 @@ class MLXBackend:
         self._batch = self._new_batch()
         attention_hook.install(self.model)
 
-    def return_memory(self, room: int) -> int:
+    @property
+    def unused_bytes(self) -> int | None:
+        return self._layers.unused_bytes
+
+    def return_memory(self, room: int) -> bool:
         with self._computing():
             self._finish_launched()
             return self._layers.shrink(room)

@@ -258,15 +258,16 @@ class BlockPoolBatchEngine:
     def evict_idle(self, n_bytes: int, room: int = sys.maxsize) -> bool:
         """Return `n_bytes` to the system, those of unused blocks first and then those of idle
         caches; return whether any went back. The eviction may use `room` bytes."""
-        moves = not self._model.returns_memory
-        unused = self._model.return_memory(room) if moves else 0
+        unused = self._model.unused_bytes
         with self._lock:
             used = self.pool.used_bytes
-            enough = unused >= n_bytes + used  # a pool that grows doubles
-            if enough or (moves and used - self.pool.evictable_bytes > room):
-                return unused > 0
-            evicted = self._idle.evict_to(min(used - n_bytes, room if moves else used))
-        return unused + self._model.return_memory(room) > 0 if moves else evicted
+            if unused is None:
+                return self._idle.evict_to(used - n_bytes)
+            if used > room or unused < n_bytes + used:  # a pool that grows doubles
+                if used - self.pool.evictable_bytes > room:
+                    return False
+                self._idle.evict_to(min(used - n_bytes, room))
+        return self._model.return_memory(room)
 
     def forget(self, agent_id: str, *, tenant: str = "") -> bool:
         """Drop an agent's idle cache and its manifest. Returns False if it has neither."""

@@ -199,7 +199,7 @@ class LeadingBackend(MLXBackend):
         with self._announced(Op.RESERVE, sequence, capacity):
             super().reserve(sequence, capacity)
 
-    def return_memory(self, room: int) -> int:
+    def return_memory(self, room: int) -> bool:
         with self._announced(Op.RETURN_MEMORY, room):
             return super().return_memory(room)
 

@@ -81,6 +81,8 @@ class ContiguousLayers:
     batched.
     """
 
+    unused_bytes = None
+
     def __init__(
         self,
         model: Module,
@@ -103,9 +105,9 @@ class ContiguousLayers:
     def set_aside(self, n_bytes: int) -> None:
         """Do nothing: each cache has its own memory."""
 
-    def shrink(self, _room: int) -> int:
-        """Return 0: freed memory goes back to the system at once."""
-        return 0
+    def shrink(self, _room: int) -> bool:
+        """Return False: freed memory goes back to the system at once."""
+        return False
 
     def abandon(self) -> None:
         """Do nothing: caches free their own memory."""

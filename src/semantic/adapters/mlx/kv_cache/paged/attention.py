@@ -178,6 +178,6 @@ def _read(
         page = pool.data[row.page(piece.start // BLOCK_TOKENS), layer]
         for mine, heads in zip(pieces, pool.kind.keys_and_values(page), strict=True):
             mine.append(heads[:, tokens])
-    keys, values = (mx.concatenate(mine, axis=1)[None] for mine in pieces)
     dtype = numbers_of(shape).dtype
-    return seen_as(dtype, keys), seen_as(dtype, values)
+    keys, values = (seen_as(dtype, mx.concatenate(mine, axis=1)[None]) for mine in pieces)
+    return keys, values

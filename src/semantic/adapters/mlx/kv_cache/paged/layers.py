@@ -141,9 +141,13 @@ class PagedLayers:
             if self._at_once:
                 pool.grow(pages)
 
-    def shrink(self, room: int) -> int:
+    @property
+    def unused_bytes(self) -> int:
+        return sum((one.n_pages - one.n_used) * one.kind.page_bytes for one in self.pools)
+
+    def shrink(self, room: int) -> bool:
         """Free the memory of unused pages; see `PagePool.shrink`."""
-        return sum(pool.shrink(room) for pool in self.pools)
+        return sum(pool.shrink(room) for pool in self.pools) > 0
 
     def abandon(self) -> None:
         """Free all pools. Caches must not be created or used afterwards."""
