@@ -278,7 +278,7 @@ def test_parsers_are_those_of_the_first_model() -> None:
     named = ServerSettings(tool_call_parser="mistral", reasoning_parser="none")
     first = _serve_settings(named, Settings(model="a"))
     assert (first.parsers.calls, first.parsers.reasoning) == ("mistral", "none")
-    second = _of_model(first, "b")
+    second = _of_model(first, "b", named)
     assert (second.parsers.calls, second.parsers.reasoning) == (None, None)
     with pytest.raises(InvalidRequestError, match=r"tool_call_parser must be one of .*kimi_k2"):
         _serve_settings(ServerSettings(tool_call_parser="kimi"), Settings())
@@ -288,9 +288,18 @@ def test_each_model_has_its_own_bits() -> None:
     given = ServerSettings(model=("semantic-tiny", "b"), kv_bits=("8", "b=auto"))
     first = _serve_settings(given, engine_settings(given))
     assert first.engine.kv_bits == 8
-    assert _of_model(first, "b", given.kv_bits, ("semantic-tiny", "b")).engine.kv_bits == 16
+    assert _of_model(first, "b", given).engine.kv_bits == 16
     for bits, expected in ((("int8",), 8), (("semantic-tiny=8",), 8), (("16",), 16), ((), 16)):
         assert engine_settings(ServerSettings(kv_bits=bits)).kv_bits == expected
+
+
+@pytest.mark.parametrize("name", ["chat", "semantic-tiny"])
+def test_bits_may_name_a_model_by_each_of_its_names(name: str) -> None:
+    models, served = ("semantic-tiny", "b"), ("chat",)
+    given = ServerSettings(model=models, served_model_name=served, kv_bits=(f"{name}=8",))
+    engine = engine_settings(given)
+    assert engine.kv_bits == 8
+    assert _of_model(_serve_settings(given, engine), "b", given).engine.kv_bits == 16
 
 
 @pytest.mark.parametrize("line", ["kv_bits = 8", 'kv_bits = "8"', 'kv_bits = ["8"]'])

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from semantic.application.engine.step_loop import StepLoop
     from semantic.application.models.model_manager import RunnableServing
     from semantic.bootstrap import OnStoreUnavailable
+    from semantic.domain.value_objects import KvBits
     from semantic.ports.store import ResponsesPort
     from semantic.serve import ServeSettings
     from semantic_server.http.lifecycle import Load
@@ -246,8 +247,7 @@ async def _load_answering(
     from semantic.serve_models import ModelsSettings, load_models
 
     others = (*settings.model[1:], *settings.allowed_models)
-    known = [name for one in (*settings.model, *others) for name in own_names(model_of(one), one)]
-    models = [first, *(_of_model(first, one, settings.kv_bits, known) for one in others)]
+    models = [first, *(_of_model(first, one, settings) for one in others)]
     from semantic.serve import with_adapters
 
     groups = with_adapters(models, settings.adapters)
@@ -266,12 +266,10 @@ async def _load_answering(
     )
 
 
-def _of_model(
-    first: ServeSettings, name: str, kv_bits: Sequence[str] = (), known: Sequence[str] = ()
-) -> ServeSettings:
+def _of_model(first: ServeSettings, name: str, settings: ServerSettings) -> ServeSettings:
     model = model_of(name)
     names = own_names(model, name)
-    engine = replace(first.engine, model=model, kv_bits=kv_bits_of(kv_bits, names, known))
+    engine = replace(first.engine, model=model, kv_bits=_kv_bits(settings, names))
     parsers = replace(first.parsers, calls=None, reasoning=None)
     return replace(first, engine=engine, names=names, parsers=parsers)
 
@@ -322,10 +320,15 @@ def served_names(settings: ServerSettings) -> tuple[str, ...]:
     return settings.served_model_name or own_names(model_of(settings.model[0]), settings.model[0])
 
 
+def _kv_bits(settings: ServerSettings, names: Sequence[str]) -> KvBits:
+    models = (*settings.model, *settings.allowed_models)
+    known = [name for one in models for name in own_names(model_of(one), one)]
+    return kv_bits_of(settings.kv_bits, names, (*settings.served_model_name, *known))
+
+
 def engine_settings(settings: ServerSettings) -> Settings:
     """Return the engine's settings, with aliases resolved. Raises InvalidRequestError."""
     model = model_of(settings.model[0])
-    others = (*settings.model[1:], *settings.allowed_models)
     engine = Settings(
         model,
         pool_bytes=gib("pool_gb", settings.pool_gb),
@@ -341,11 +344,7 @@ def engine_settings(settings: ServerSettings) -> Settings:
         any_chip=settings.share_across_chips,
         exact_batch=settings.exact_batch,
         drafts=settings.drafts,
-        kv_bits=kv_bits_of(
-            settings.kv_bits,
-            served_names(settings),
-            [name for one in others for name in own_names(model_of(one), one)],
-        ),
+        kv_bits=_kv_bits(settings, (*served_names(settings), *own_names(model, settings.model[0]))),
         fleet_secret=settings.fleet_secret_file,
         remote=settings.remote_store,
         remote_bytes=gib("remote_gb", settings.remote_gb),
