@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -27,6 +27,7 @@ from experiments.harness.record import Run
 from experiments.harness.result import Verdict
 from semantic.adapters.mlx.kv_cache.eight_bits import pack, unpack
 from semantic.adapters.mlx.model.provider import EMBEDDED_MODEL, find_folder, load_tokenizer
+from tests.support.eight_bits import Scheme, rounding
 
 QUESTION = "Which form of keys and values in 8 bits changes a model's probabilities the least?"
 CRITERION = (
@@ -36,10 +37,8 @@ CRITERION = (
 MOST_DIVERGENCE, LEAST_AGREEMENT = 0.01, 0.965
 TOKENS, CHUNK = 4096, 512
 
-Round = Callable[[mx.array], mx.array]
 
-
-def affine(group: int) -> Round:
+def affine(group: int) -> Scheme:
     """MLX's own affine form. Its steps are rounded after they have chosen the levels."""
 
     def rounded(numbers: mx.array) -> mx.array:
@@ -58,7 +57,7 @@ def mxfp8(numbers: mx.array) -> mx.array:
     return found.astype(numbers.dtype)
 
 
-SCHEMES: Mapping[str, tuple[Round, float]] = {
+SCHEMES: Mapping[str, tuple[Scheme, float]] = {
     "bfloat16": (lambda numbers: numbers.astype(mx.bfloat16).astype(numbers.dtype), 1.0),
     "ours, groups of 64": (lambda numbers: unpack(pack(numbers), numbers.dtype), 68 / 128),
     "affine, groups of 64": (affine(64), 68 / 128),
@@ -69,26 +68,13 @@ SCHEMES: Mapping[str, tuple[Round, float]] = {
 OURS = "ours, groups of 64"
 
 
-class Rounding(KVCache):
-    """mlx-lm's cache of keys and values that a scheme rounds."""
-
-    scheme: Round
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Round, then append."""
-        own = cast("Callable[..., tuple[mx.array, mx.array]]", super().update_and_fetch)
-        return own(self.scheme(keys), self.scheme(values))
-
-
-def log_probabilities(model: Module, tokens: Sequence[int], scheme: Round | None) -> list[mx.array]:
-    """The log-probabilities after each token, a chunk at a time, as float16 to save memory."""
+def log_probabilities(
+    model: Module, tokens: Sequence[int], scheme: Scheme | None
+) -> list[mx.array]:
+    """The log-probabilities after each token, a chunk at a time."""
     caches: list[object] = make_prompt_cache(model)
     if scheme is not None:
-        if any(type(one) is not KVCache for one in caches):
-            raise ValueError("a layer keeps more than keys and values")
-        caches = [cast("Callable[[], Rounding]", Rounding)() for _ in caches]
-        for one in caches:
-            cast(Rounding, one).scheme = scheme
+        caches = rounding(caches, scheme)
     found = []
     for at in range(0, len(tokens), CHUNK):
         logits = model(mx.array([tokens[at : at + CHUNK]]), cache=caches)[0].astype(mx.float32)

@@ -17,7 +17,7 @@ from semantic.domain.block_hash import Part
 from semantic.domain.errors import UnsupportedModelError
 from tests.support.bodies import exported
 from tests.support.char_tokenizer import CharTokenizer
-from tests.support.eight_bits import EIGHT_BITS
+from tests.support.eight_bits import EIGHT, EIGHT_BITS
 from tests.support.in_pages import SUFFIX, tiny_backend
 from tests.support.lanes import more
 from tests.support.reference import generate, is_answer
@@ -98,16 +98,14 @@ def test_the_reference_rounds() -> None:
     """Else the answers above would say nothing."""
     prompts = [text(400, seed) for seed in range(6)]
     rounded = [generate(tiny_model(EIGHT_BITS[2]), one, 24) for one in prompts]
-    exact = [
-        generate(tiny_model(EIGHT_BITS[2].removesuffix(" in 8 bits")), one, 24) for one in prompts
-    ]
+    exact = [generate(tiny_model(EIGHT_BITS[2].removesuffix(EIGHT)), one, 24) for one in prompts]
     assert rounded != exact
 
 
 @every_form
 def test_a_block_takes_at_most_54_percent(name: str) -> None:
     spec = tiny_backend(name).cache_spec()
-    exact = tiny_backend(name.removesuffix(SUFFIX).removesuffix(" in 8 bits")).cache_spec()
+    exact = tiny_backend(name.removesuffix(SUFFIX).removesuffix(EIGHT)).cache_spec()
     for mine, theirs in zip(spec.layers, exact.layers, strict=True):
         if mine.kv_heads:  # the model computes in fp32, with twice the bytes of bfloat16
             assert mine.bytes_per_block <= 0.54 * theirs.bytes_per_block / 2
@@ -130,7 +128,7 @@ def test_buffers_and_pages_store_the_same_bytes(name: str) -> None:
 def test_blocks_of_8_bits_are_in_a_namespace_of_their_own() -> None:
     name = EIGHT_BITS[0]
     packed = tiny_backend(name).layout().name
-    assert packed != tiny_backend(name.removesuffix(" in 8 bits")).layout().name
+    assert packed != tiny_backend(name.removesuffix(EIGHT)).layout().name
     assert "in groups of 64" in packed
 
 
@@ -149,7 +147,7 @@ def test_a_model_that_keeps_other_caches_is_refused() -> None:
 
 def test_a_pool_holds_nearly_twice_the_agents() -> None:
     held = []
-    for name in (EIGHT_BITS[0].removesuffix(" in 8 bits"), EIGHT_BITS[0]):
+    for name in (EIGHT_BITS[0].removesuffix(EIGHT), EIGHT_BITS[0]):
         backend = tiny_backend(name)
         spec = backend.cache_spec()
         pool: BlockPool = BlockPool(spec, max_bytes=8 << 20)

@@ -6,7 +6,7 @@ The reference is mlx-lm with keys and values that are rounded as they enter its 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 import mlx.core as mx
@@ -22,6 +22,9 @@ EIGHT_BITS: Final = tuple(
 )
 """Full attention, windows, windows with sinks, experts, latents, and attention beside states."""
 
+Scheme = Callable[[mx.array], mx.array]
+"""Rounds keys or values."""
+
 _rounding: dict[int, Module] = {}
 
 
@@ -34,19 +37,27 @@ def round_caches_of(model: Module) -> Module:
 def new_caches(model: Module) -> list[object]:
     """mlx-lm's own caches of a sequence."""
     caches: Sequence[object] = make_prompt_cache(model)
-    if id(model) in _rounding:
-        for cache in caches:
-            if isinstance(cache, KVCache | RotatingKVCache):
-                cache.__class__ = _rounding_class(cast(type, type(cache)))
+    return rounding(caches, _in_8_bits) if id(model) in _rounding else list(caches)
+
+
+def rounding(caches: Sequence[object], scheme: Scheme) -> list[object]:
+    """The same caches of mlx-lm, with keys and values that `scheme` rounds as they enter."""
+    for cache in caches:
+        if isinstance(cache, KVCache | RotatingKVCache):
+            cache.__class__ = _rounding_class(cast(type, type(cache)), scheme)
     return list(caches)
 
 
+def _in_8_bits(numbers: mx.array) -> mx.array:
+    return unpack(pack(numbers), numbers.dtype)
+
+
 @functools.cache
-def _rounding_class(own: type) -> type:
+def _rounding_class(own: type, scheme: Scheme) -> type:
     def update_and_fetch(
         self: object, keys: mx.array, values: mx.array
     ) -> tuple[mx.array, mx.array]:
-        rounded = (unpack(pack(one), one.dtype) for one in (keys, values))
+        rounded = (scheme(one) for one in (keys, values))
         found: tuple[mx.array, mx.array] = own.update_and_fetch(self, *rounded)  # type: ignore[attr-defined]
         return found
 
