@@ -35,7 +35,7 @@ from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.disk.store import DiskStore
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.adapters.stores.tiered import TieredStore
-from semantic.domain.value_objects import BLOCK_TOKENS, CompletedGeneration, TokenEvent
+from semantic.domain.value_objects import BLOCK_TOKENS, CompletedGeneration, KvBits, TokenEvent
 from semantic.ports.store import StorePort
 from tests.support.char_tokenizer import CharTokenizer
 
@@ -55,6 +55,7 @@ class Setup:
     vocab: int
     tokens: int
     folder: Path
+    kv_bits: KvBits = 16
 
     def prompt(self, number: int, n_tokens: int | None = None) -> list[int]:
         """Tokens that share no prefix with another number's."""
@@ -76,7 +77,7 @@ class Side:
 
     def __init__(self, setup: Setup, store: StorePort | None) -> None:
         self.setup = setup
-        self.backend: MLXBackend = wrap_model(setup.model, "benchmark")
+        self.backend: MLXBackend = wrap_model(setup.model, "benchmark", kv_bits=setup.kv_bits)
         spec = self.backend.cache_spec()
         needed = 3 * setup.tokens + NEIGHBOURS * 8 * NEIGHBOUR_TOKENS
         blocks = -(-needed // BLOCK_TOKENS)

@@ -15,30 +15,34 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-import semantic.adapters.mlx  # isort: skip  # loads OpenBLAS before MLX
+import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
-import semantic.domain
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
-from experiments.harness.result import Verdict
+from experiments.harness.result import Verdict, read
 from semantic.adapters.mlx.kv_cache.eight_bits import pack, unpack
+from semantic.adapters.mlx.model.cache_quality import (
+    LEAST_AGREEMENT,
+    MOST_DIVERGENCE,
+    TOKENS,
+    Rounds,
+    measuring,
+    text,
+)
 from semantic.adapters.mlx.model.provider import EMBEDDED_MODEL, find_folder, load_tokenizer
-from tests.support.eight_bits import Scheme, rounding
+from semantic.ports.generation import at_once
 
 QUESTION = "Which form of keys and values in 8 bits changes a model's probabilities the least?"
 CRITERION = (
     "with ours, on each model: a mean divergence of at most 0.01, and the same likeliest token "
     "after at least 96.5 % of the tokens"
 )
-MOST_DIVERGENCE, LEAST_AGREEMENT = 0.01, 0.965
-TOKENS, CHUNK = 4096, 512
 
 
-def affine(group: int) -> Scheme:
+def affine(group: int) -> Rounds:
     """MLX's own affine form. Its steps are rounded after they have chosen the levels."""
 
     def rounded(numbers: mx.array) -> mx.array:
@@ -57,7 +61,7 @@ def mxfp8(numbers: mx.array) -> mx.array:
     return found.astype(numbers.dtype)
 
 
-SCHEMES: Mapping[str, tuple[Scheme, float]] = {
+SCHEMES: Mapping[str, tuple[Rounds, float]] = {
     "bfloat16": (lambda numbers: numbers.astype(mx.bfloat16).astype(numbers.dtype), 1.0),
     "ours, groups of 64": (lambda numbers: unpack(pack(numbers), numbers.dtype), 68 / 128),
     "affine, groups of 64": (affine(64), 68 / 128),
@@ -66,42 +70,6 @@ SCHEMES: Mapping[str, tuple[Scheme, float]] = {
 }
 """How each rounds, and its bytes relative to bfloat16's."""
 OURS = "ours, groups of 64"
-
-
-def log_probabilities(
-    model: Module, tokens: Sequence[int], scheme: Scheme | None
-) -> list[mx.array]:
-    """The log-probabilities after each token, a chunk at a time."""
-    caches: list[object] = make_prompt_cache(model)
-    if scheme is not None:
-        caches = rounding(caches, scheme)
-    found = []
-    for at in range(0, len(tokens), CHUNK):
-        logits = model(mx.array([tokens[at : at + CHUNK]]), cache=caches)[0].astype(mx.float32)
-        found.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
-        mx.eval(found[-1], [cast(KVCache, one).state for one in caches])
-    return found
-
-
-def compared(right: Sequence[mx.array], found: Sequence[mx.array]) -> dict[str, Scalar]:
-    """The divergence of `found` from `right`, and the share of tokens with the same likeliest."""
-    divergence = mx.concatenate(
-        [
-            (mx.exp(one) * (one - other)).sum(axis=-1)
-            for one, other in zip(right, found, strict=True)
-        ]
-    )
-    same = mx.concatenate(
-        [
-            mx.argmax(one, axis=-1) == mx.argmax(other, axis=-1)
-            for one, other in zip(right, found, strict=True)
-        ]
-    )
-    return {
-        "divergence": round(cast(float, divergence.mean().item()), 6),
-        "largest": round(cast(float, divergence.max().item()), 4),
-        "agreement": round(cast(float, same.astype(mx.float32).mean().item()), 5),
-    }
 
 
 def judge(samples: Sequence[Mapping[str, Scalar]]) -> Verdict:
@@ -119,17 +87,12 @@ def judge(samples: Sequence[Mapping[str, Scalar]]) -> Verdict:
     return Verdict(CRITERION, MOST_DIVERGENCE, observed, passed=not missed)
 
 
-def text() -> str:
-    """Source code, which agents read most."""
-    folder = Path(semantic.domain.__file__ or "").parent
-    return "".join(one.read_text(encoding="utf-8") for one in sorted(folder.glob("*.py")))
-
-
 def main(given: Sequence[str] | None = None) -> int:
     """Measure, print, write; 1 when the criterion is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=[EMBEDDED_MODEL], help="folders")
     parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--only", choices=SCHEMES, help="keeps what the file says of others")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(given)
     n_tokens = cast(int, arguments.tokens)
@@ -138,16 +101,24 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     samples: list[dict[str, Scalar]] = []
     arguments.output.mkdir(parents=True, exist_ok=True)
+    names = [Path(name).name for name in arguments.models]
+    schemes = [arguments.only] if arguments.only else list(SCHEMES)
+    if arguments.only:
+        kept = read(arguments.output / "kv_schemes.json").samples
+        samples += [
+            dict(one) for one in kept if one["model"] not in names or one["scheme"] not in schemes
+        ]
     for name in cast("list[str]", arguments.models):
         model = cast(Module, load_model(find_folder(name))[0])
         model.set_dtype(mx.float32)
-        tokens = load_tokenizer(name).encode(text())[:n_tokens]
-        right = log_probabilities(model, tokens, None)
-        for scheme, (rounded, size) in SCHEMES.items():
+        tokens = text(load_tokenizer(name), n_tokens)
+        for scheme in schemes:
+            rounded, size = SCHEMES[scheme]
+            found = at_once(measuring(model, tokens, rounded))
             line: dict[str, Scalar] = {
                 "model": Path(name).name, "scheme": scheme, "bytes": round(size, 4),
-                "tokens": len(tokens),
-                **compared(right, log_probabilities(model, tokens, rounded)),
+                "tokens": found.n_tokens, "divergence": round(found.divergence, 6),
+                "largest": round(found.largest, 4), "agreement": round(found.agreement, 5),
             }  # fmt: skip
             samples.append(line)
             print(json.dumps(line), flush=True)

@@ -1,6 +1,7 @@
 """Sessions of coding agents replayed against `semantic serve`: how much of the ceiling is reused.
 
-Run: python -m benchmarks.traces FILE [--sessions N] [--turns N] [--kind NAME ...] [--output DIR]
+Run: python -m benchmarks.traces FILE [--sessions N] [--turns N] [--kind NAME ...] [--kv-bits 8]
+[--output DIR]
 
 Several sessions at once, for models of full attention, windows, states and latents; with a pool of
 all, half and a quarter of what the sessions hold, and with a kill -9 in the middle; beside
@@ -37,9 +38,10 @@ from benchmarks.trace_sessions import (
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
+from semantic.adapters.mlx.kv_cache.eight_bits import packed_spec
 from semantic.adapters.mlx.kv_cache.model_spec import read_spec
 from semantic.adapters.mlx.model.provider import load_tokenizer
-from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
+from semantic.domain.value_objects import BLOCK_TOKENS, KvBits, ModelCacheSpec
 from tests.zoo.configurations import VOCAB
 from tests.zoo.folder import drawn, write_folder
 
@@ -57,6 +59,7 @@ ROWS: Final = {
 """The kinds of models, and their rows of the zoo."""
 LEAST: Final = {"full": 0.98, "latent": 0.98, "window": 0.95, "hybrid": 0.95}
 LEAST_OF_A_QUARTER: Final = 0.9
+EIGHT: Final = 8
 _GIB: Final = 1 << 30
 _ANSWER: Final = 2
 _SECONDS: Final = 300.0
@@ -77,6 +80,7 @@ class Shape:
     piece_tokens: int = 8
     kinds: tuple[str, ...] = tuple(ROWS)
     shares: tuple[float, ...] = (1.0, 0.5, 0.25)
+    kv_bits: KvBits = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +89,18 @@ class Size:
 
     pool: int
     longest: int
+    kv_bits: KvBits = 16
 
     def flags(self) -> tuple[str, ...]:
         """Those of `semantic serve`."""
         gib = f"{self.pool / _GIB:.6f}"
         sizes = ("--pool-gb", gib, "--ram-gb", gib, "--max-model-len", str(self.longest))
-        return (*sizes, "--served-model-name", MODEL_NAME)
+        bits = (
+            "--kv-bits",
+            str(self.kv_bits),
+            *(("--kv-bits-force",) if self.kv_bits == EIGHT else ()),
+        )
+        return (*sizes, *bits, "--served-model-name", MODEL_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +217,7 @@ def _complete(port: int, prompt: str, more: Mapping[str, str]) -> tuple[int, flo
 def run(recorded: Sequence[RecordedSession], shape: Shape, python: Path) -> Result:
     """Replay for each kind of model; `python` has mlx-lm for the server beside ours."""
     started = Run.start(
-        "traces",
+        "traces_8_bits" if shape.kv_bits == EIGHT else "traces",
         QUESTION,
         model=", ".join(f"{kind}: {ROWS[kind]}" for kind in shape.kinds),
         parameters={name: str(value) for name, value in asdict(shape).items()},
@@ -232,23 +242,30 @@ def run(recorded: Sequence[RecordedSession], shape: Shape, python: Path) -> Resu
 def _kind(
     kind: str, replayed: Sequence[Session], shape: Shape, folder: Path, python: Path
 ) -> Iterator[Row]:
-    model, spec = model_for(kind, replayed, folder / "model")
+    model, spec = model_for(kind, replayed, folder / "model", shape.kv_bits)
     held = held_bytes(spec, replayed, shape.at_once)
     longest = longest_request(replayed)
     least = spec.bytes_for(longest + BLOCK_TOKENS)  # one request must fit
     for share in shape.shares:
-        size = Size(max(int(share * held), least), longest)
+        size = Size(max(int(share * held), least), longest, shape.kv_bits)
         yield _ours(kind, f"pool of {share:.0%}", share, size, replayed, shape, model, folder)
-    size = Size(held, longest)
+    size = Size(held, longest, shape.kv_bits)
     yield _ours(kind, "kill -9", shape.shares[0], size, replayed, shape, model, folder)
-    yield _theirs(kind, replayed, shape, model, folder, python)
+    if shape.kv_bits != EIGHT:
+        yield _theirs(kind, replayed, shape, model, folder, python)
 
 
-def model_for(kind: str, replayed: Sequence[Session], folder: Path) -> tuple[Path, ModelCacheSpec]:
-    """A model of `kind` in `folder`, whose context has all prompts, and its caches."""
-    model = write_folder(ROWS[kind], folder)
+def model_for(
+    kind: str, replayed: Sequence[Session], folder: Path, kv_bits: KvBits = 16
+) -> tuple[Path, ModelCacheSpec]:
+    """A model of `kind` in `folder`, whose context has all prompts, and its caches. For caches of 8
+    bits its heads are wide."""
+    wide = kv_bits == EIGHT
+    model = write_folder(ROWS[kind], folder, wide=wide)
     _widen(model / "config.json", max(one.longest for one in replayed) + BLOCK_TOKENS)
-    spec = read_spec(drawn(ROWS[kind]))
+    spec = read_spec(drawn(ROWS[kind], wide=wide))
+    if spec is not None and wide:
+        spec = packed_spec(spec)
     if spec is None:
         raise AssertionError(f"{ROWS[kind]} is no model")
     return model, spec
@@ -349,14 +366,18 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=usual.turns)
     parser.add_argument("--piece-tokens", type=int, default=usual.piece_tokens)
     parser.add_argument("--kind", action="append", choices=[*ROWS])
+    parser.add_argument("--kv-bits", type=int, choices=[EIGHT, 16], default=16)
     parser.add_argument("--python", type=Path, default=Path(sys.executable))
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     given = parser.parse_args()
     kinds = tuple(given.kind or ROWS)
-    shape = Shape(given.sessions, given.turns, piece_tokens=given.piece_tokens, kinds=kinds)
+    shape = Shape(
+        given.sessions, given.turns, piece_tokens=given.piece_tokens, kinds=kinds,
+        kv_bits=given.kv_bits,
+    )  # fmt: skip
     result = run(recorded_sessions(given.file), shape, given.python)
     given.output.mkdir(parents=True, exist_ok=True)
-    result.write(given.output / "traces.json")
+    result.write(given.output / f"{result.id}.json")
     return int(not result.verdict.passed)
 
 

@@ -236,10 +236,12 @@ def load(
     any_chip: bool = False,
     exact_batch: ExactBatch = "auto",
     kv_bits: KvBits = 16,
+    kv_bits_force: bool = False,
 ) -> tuple[MLXBackend, MLXTokenizer]:
-    """Return a model and its tokenizer, by folder, hub id or alias. Its caches have `kv_bits`.
-    Raises ModelNotFoundError, UnsupportedModelError, and OperatorError if MLX is not usable."""
+    """Return a model and its tokenizer, by folder, hub id or alias. Its caches have `kv_bits`, with
+    `kv_bits_force` whatever they change. Raises ModelNotFoundError, UnsupportedModelError, and
+    OperatorError if MLX is not usable."""
     model = model_of(model_id)
     with suggesting(model):
-        settings = Settings(any_chip=any_chip, exact_batch=exact_batch)
+        settings = Settings(any_chip=any_chip, exact_batch=exact_batch, kv_bits_force=kv_bits_force)
         return mlx_provider(settings).load_model(model, kv_bits=kv_bits)

@@ -20,6 +20,7 @@ from semantic.composition.engine_settings import (
     EXACT_BATCH,
     FLEET_SECRET_FILE,
     KV_BITS,
+    KV_BITS_FORCE,
     MIN_P_HELP,
     MODELS,
     NO_STORE,
@@ -161,6 +162,7 @@ class DeclaredSettings:
     exact_batch: Annotated[ExactBatch, EXACT_BATCH] = "auto"
     drafts: Annotated[Drafts, DRAFTS] = "auto"
     kv_bits: Annotated[Texts, KV_BITS] = ()
+    kv_bits_force: Annotated[bool, KV_BITS_FORCE] = False
     pool_gb: Annotated[Gib | None, POOL_GB] = None
     pool_blocks: Annotated[Count | None, POOL_BLOCKS] = None
     store: Annotated[Path | None, STORE_FOLDER] = None

@@ -93,6 +93,12 @@ def test_what_a_token_and_an_agent_cost_is_said(folder: Path) -> None:
     assert found["agents"] == (1 << 30) // found["agent_bytes"]
     text = semantic("models", "show", str(folder), "--pool-gb", "1").out
     assert f"a pool of 1.0 GiB holds {found['agents']} agents of 32768 tokens" in text
+    assert found["agents_8_bits"] is None  # 64 does not divide 8
+    assert "--kv-bits" not in text
+    packed = answer("show", "semantic-tiny", "--pool-gb", "1")
+    assert packed["agents_8_bits"] >= 1.8 * packed["agents"]
+    text = semantic("models", "show", "semantic-tiny", "--pool-gb", "1").out
+    assert f"with --kv-bits 8 it holds {packed['agents_8_bits']}\n" in text
 
 
 @pytest.mark.process

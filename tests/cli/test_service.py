@@ -308,6 +308,7 @@ VALUES: dict[str, object] = {
     "tool_call_parser": "hermes", "reasoning_parser": "none",
     "image_input": "note", "log_level": "debug", "no_store": True, "force_usage": True,
     "share_across_chips": True, "exact_batch": "on", "drafts": "off", "kv_bits": ["8"],
+    "kv_bits_force": True,
     **dict.fromkeys(
         ("api_key_file", "operator_key_file", "fleet_secret_file", "store"), Path("/a b")
     ),

@@ -23,6 +23,7 @@ from semantic.adapters.stores.disk.block_file import HEADER_BYTES
 from semantic.bootstrap import App, build_engine
 from semantic.composition.engine_settings import Settings
 from tests.support.durable import MIB, TINY_MEMORY, Asked, Durable, history, running, text
+from tests.support.eight_bits import EIGHT
 from tests.support.lanes import more
 from tests.support.rig import Done
 
@@ -368,8 +369,9 @@ class Aftermath:
             return {who: end.cached_tokens for who, end in done.items()} == before
 
 
-_HIT = (("llama", False), ("lfm2", True), ("gemma3", False), ("gemma3", True))
-_ONLY_OF = {"window blocks gone": ("gemma3", False), "checkpoints gone": ("lfm2", True)}
+_PACKED = f"gemma3 of 64{EIGHT}"
+_HIT = (("llama", False), ("lfm2", True), (_PACKED, False), ("gemma3", True))
+_ONLY_OF = {"window blocks gone": (_PACKED, False), "checkpoints gone": ("lfm2", True)}
 
 
 def hits(kind: dict[str, Damage]) -> pytest.MarkDecorator:
@@ -431,7 +433,7 @@ def test_lost_blocks_are_computed_again(
             marks=[] if architecture == _HIT[i % 3][0] else [pytest.mark.thorough],
         )
         for i, (name, damage) in enumerate(HARMLESS.items())
-        for architecture in ("llama", "lfm2", "gemma3")
+        for architecture in ("llama", "lfm2", _PACKED)
     ],
 )
 def test_without_index_or_manifests_all_blocks_are_still_found(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import mlx.core as mx
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from semantic import BlockPool, BlockPoolBatchEngine
+from semantic import BlockPool, BlockPoolBatchEngine, CompletedGeneration
 from semantic.adapters.mlx.kv_cache.eight_bits import pack, packed_size, unpack, width_of
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.model.provider import wrap_model
+from semantic.adapters.stores.memory import MemoryStore
+from semantic.application.cache.agent_notes import end_reason
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import UnsupportedModelError
 from tests.support.bodies import exported
@@ -158,3 +161,53 @@ def test_a_pool_holds_nearly_twice_the_agents() -> None:
                 list(engine.step())
         held.append(len(engine.idle_caches.lru_order()))
     assert held[1] >= 1.8 * held[0]
+
+
+@pytest.mark.parametrize("name", [EIGHT_BITS[0], EIGHT_BITS[1], EIGHT_BITS[5]])
+def test_an_agent_moves_between_bits_by_computing_again(name: str) -> None:
+    """Its caches of both kinds are in one store, side by side."""
+    store = MemoryStore(64 << 20)
+    prompt = text(700, 1)
+    ends = []
+    for bits in (16, 8, 16, 8):
+        backend = wrap_model(tiny_model(name.removesuffix(EIGHT)), "one model", kv_bits=bits)
+        spec = backend.cache_spec()
+        pool: BlockPool = BlockPool(spec, 100 * spec.n_layers)
+        engine = BlockPoolBatchEngine(backend, CharTokenizer(), pool, spec, store=store)
+        (done,) = run_requests(engine, {"ann": prompt})
+        engine.flush()
+        assert done.match is not None
+        ends.append((end_reason(done.match), done.cached_tokens > 0))
+        model = tiny_model(name if bits == 8 else name.removesuffix(EIGHT))
+        assert is_answer(model, prompt, done.tokens, 8)
+        engine.close(keep_store=True)
+    assert [reused for _, reused in ends] == [False, False, True, True]
+    assert ends[0][0] == "No cached prefix matches it."
+    assert ends[1][0] == "The agent's cache has other bits; see --kv-bits."
+
+
+def run_requests(
+    engine: BlockPoolBatchEngine, prompts: Mapping[str, list[int]]
+) -> list[CompletedGeneration]:
+    for agent, prompt in prompts.items():
+        engine.submit(agent, prompt, max_tokens=8)
+    events: list[object] = []
+    while engine.has_work:
+        events += engine.step_once()
+    return [event for event in events if isinstance(event, CompletedGeneration)]
+
+
+@pytest.mark.parametrize("name", [EIGHT_BITS[0], EIGHT_BITS[1]])
+def test_the_store_gets_no_heads_that_are_not_finite(name: str) -> None:
+    backend = tiny_backend(name)
+    sequence = backend.open(1024)
+    backend.prefill(sequence, text(700, 1))
+    bodies = {Part.FULL: exported(backend, sequence, Part.FULL, 512, 700)}
+    if backend.layout().needs_checkpoint:
+        bodies[Part.CHECKPOINT] = backend.export_checkpoint(sequence)
+    for part, body in bodies.items():
+        assert backend.is_finite(part, body)
+        bad = bytearray(body)
+        bad[-2:] = np.array([0x7FC0], np.uint16).tobytes()  # the last group's lowest number
+        assert not backend.is_finite(part, bytes(bad))
+    backend.close(sequence)

@@ -339,6 +339,19 @@ def test_memory_is_retained_up_to_a_bound(driver: HostDriver) -> None:
     assert Rows(2, 3, 4).nbytes == 6
 
 
+def test_memory_that_another_model_left_makes_room(driver: HostDriver) -> None:
+    memory = HostMemory(driver, most_free_bytes=600)
+    of_first = [memory.take(256) for _ in range(2)]
+    del of_first
+    for _ in range(3):
+        of_second = [memory.take(100) for _ in range(4)]  # in pieces of 128
+        del of_second
+    assert driver.calls == {"allocate": 2 + 4, "free": 2}
+    of_first = [memory.take(256) for _ in range(2)]
+    del of_first
+    assert driver.calls == {"allocate": 8, "free": 6}
+
+
 @pytest.mark.parametrize("n_bytes", [1, 5, 4096, 4 << 20, (4 << 20) + 1, 33 << 20])
 def test_pieces_have_the_size_that_is_asked_for_and_fit_again(
     driver: HostDriver, n_bytes: int

@@ -23,8 +23,8 @@ _SEED = 7
 _WIDE = {"head_dim": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
-def write_folder(row: str, folder: Path) -> Path:
-    """Write the model of a row to a new `folder`; the same bytes each time."""
+def write_folder(row: str, folder: Path, *, wide: bool = False) -> Path:
+    """Write the model of a row to a new `folder`; the same bytes each time. See `drawn`."""
     folder.mkdir(parents=True)
     source = find_folder("semantic-tiny")
     for name in _TOKENIZER:
@@ -32,8 +32,10 @@ def write_folder(row: str, folder: Path) -> Path:
     # The embedded model's end of a text: that of its tokenizer.
     known = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config = configuration(row) | {"eos_token_id": known["eos_token_id"]}
+    if wide:
+        config = _widened(config)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    parameters = cast("Callable[[], object]", drawn(row).parameters)()
+    parameters = cast("Callable[[], object]", drawn(row, wide=wide).parameters)()
     weights = dict(cast(list[tuple[str, mx.array]], tree_flatten(parameters)))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     return folder

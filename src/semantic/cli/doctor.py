@@ -40,6 +40,7 @@ from semantic.composition.process_stores import (
 from semantic.domain.errors import InvalidRequestError, SemanticError, StoreError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import Lane, ModelCacheSpec
+from semantic.ports.generation import at_once
 
 if TYPE_CHECKING:
     from semantic.adapters.mlx.backend import MLXBackend
@@ -108,10 +109,7 @@ def examine(models: Sequence[ServeSettings], *, rows: bool = False) -> Iterator[
     yield Finding("platform", "ok", f"{platform.system()} {platform.machine()}")
     yield from (check_version(package) for package in SUPPORTED)
     try:
-        yield check_kernels()
-        yield check_device()
-        yield check_memory()
-        yield check_blas()
+        yield from (check() for check in (check_kernels, check_device, check_memory, check_blas))
     except SemanticError as error:
         yield Finding("device", "failed", str(error))
         return
@@ -301,8 +299,9 @@ def check_model(settings: Settings, *, rows: bool = False) -> Iterator[Finding]:
     """Check that the model loads, and report its cache. `rows` reports its classes of rows, too."""
     try:
         model, tokenizer = load(
-            settings.model, any_chip=settings.any_chip, exact_batch=settings.exact_batch
-        )
+            settings.model, any_chip=settings.any_chip, exact_batch=settings.exact_batch,
+            kv_bits=settings.kv_bits, kv_bits_force=True,
+        )  # fmt: skip
         spec = model.cache_spec()
         pool: BlockPool = make_pool(settings, spec)
     except SemanticError as error:
@@ -313,6 +312,7 @@ def check_model(settings: Settings, *, rows: bool = False) -> Iterator[Finding]:
     yield check_calls(tokenizer)
     yield Finding("ragged caches", "ok", _ragged(model.ragged_layers))
     yield check_caches(model)
+    yield from check_bits(model, tokenizer, pool, force=settings.kv_bits_force)
     yield check_lane(model.lane)
     yield check_drafts(model.drafts_problem, settings)
     if rows:
@@ -397,6 +397,31 @@ def check_caches(model: MLXBackend) -> Finding:
         return Finding(name, "ok", "padded by mlx-lm")
     form = "one by one (ragged)" if model.pads is None else "padded once a batch is stable"
     return Finding(name, "ok", form)
+
+
+def check_bits(
+    model: MLXBackend, tokenizer: MLXTokenizer, pool: BlockPool, *, force: bool
+) -> Iterator[Finding]:
+    """Report what caches of 8 bits change and save. Notes the change for servers."""
+    from semantic.adapters.mlx.kv_cache.model_spec import read_spec
+    from semantic.adapters.mlx.model.cache_quality import finding_quality
+
+    before = read_spec(model.model)
+    if before is None or before == pool.spec:
+        return
+    found = at_once(finding_quality(model.model, model.model_id, tokenizer))
+    bad: Verdict = "warning" if force else "failed"
+    advice = "" if found.is_good else "use 16 bits, or --kv-bits-force"
+    yield Finding("8 bits", "ok" if found.is_good else bad, str(found), advice)
+    kinds = []
+    for kind in dict.fromkeys(before.layer_types):
+        layers = [one is kind for one in before.layer_types]
+        new, old = pool.spec.bytes_of(layers), before.bytes_of(layers)
+        kinds.append(f"{show_bytes(new)} of {show_bytes(old)} in {kind} layers")
+    plain: BlockPool = BlockPool(before, pool.total_blocks, max_bytes=pool.max_bytes)
+    new, old = (one.most_holders(before.blocks_for(_LENGTHS[1])) for one in (pool, plain))
+    fit = f"{new} agents of {_LENGTHS[1]} tokens fit instead of {old}"
+    yield Finding("bytes", "ok", f"256 tokens take {', '.join(kinds)}; {fit}")
 
 
 def check_lane(lane: Lane) -> Finding:

@@ -23,6 +23,7 @@ from semantic.composition.engine_settings import (
     EXACT_BATCH,
     FLEET_SECRET_FILE,
     KV_BITS,
+    KV_BITS_FORCE,
     MIN_P_HELP,
     MODEL,
     MODELS,
@@ -111,6 +112,7 @@ class CacheOptions:
     exact_batch: Annotated[ExactBatch, option(EXACT_BATCH)] = "auto"
     drafts: Annotated[Drafts, option(DRAFTS)] = "auto"
     kv_bits: Annotated[list[str] | None, option(KV_BITS)] = None
+    kv_bits_force: Annotated[bool, option(KV_BITS_FORCE)] = False
     fleet_secret_file: FleetSecretFile = None
     remote_store: RemoteStore = None
 
@@ -132,6 +134,7 @@ class CacheOptions:
             exact_batch=self.exact_batch,
             drafts=self.drafts,
             kv_bits=kv_bits_of(self.kv_bits or (), own_names(found, model)),
+            kv_bits_force=self.kv_bits_force,
             fleet_secret=self.fleet_secret_file,
             remote=self.remote_store,
         )

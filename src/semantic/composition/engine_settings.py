@@ -57,6 +57,8 @@ class Settings:
     exact_batch: ExactBatch = "auto"
     drafts: Drafts = "auto"
     kv_bits: KvBits = 16
+    kv_bits_force: bool = False
+    """True to use caches of 8 bits whatever they change."""
     any_chip: bool = False
     """True to share blocks with other kinds of chips."""
     fleet_secret: Path | None = None
@@ -153,6 +155,12 @@ KV_BITS: Final = Flag(
     "--kv-bits",
     "--kv-cache-dtype",
     metavar="[NAME=]BITS",
+)
+KV_BITS_FORCE: Final = Flag(
+    ENGINE,
+    "Use caches of 8 bits even if they change a model's probabilities beyond the bounds that "
+    "`semantic doctor --kv-bits 8` prints.",
+    "--kv-bits-force",
 )
 STORE_FOLDER: Final = Flag(
     STORE,

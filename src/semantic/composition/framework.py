@@ -116,7 +116,10 @@ def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
         return MLXModelProvider()
     meet = None if settings.ranks is None else partial(_meet, settings.ranks)
     return MLXModelProvider(
-        any_chip=settings.any_chip, ranks=meet, exact_batch=settings.exact_batch
+        any_chip=settings.any_chip,
+        ranks=meet,
+        exact_batch=settings.exact_batch,
+        any_quality=settings.kv_bits_force,
     )
 
 

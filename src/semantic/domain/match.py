@@ -25,6 +25,8 @@ class MatchEnd(StrEnum):
     """The store has the blocks, but a window or state can resume only at an earlier position."""
     SLOWER = "slower"
     """Reading the blocks would take longer than computing them, by estimate."""
+    OTHER_BITS = "other bits"
+    """The store has the agent's cache, but its numbers have other bits."""
     SCORED = "scored"
     """The request asks for the prompt's log-probabilities, so the engine computes all of it."""
 

@@ -28,6 +28,8 @@ class BlockLayout:
     """The window size in tokens of the layers in `window`."""
     needs_checkpoint: bool = False
     """True if a sequence can resume only at a checkpoint."""
+    other_name: str = ""
+    """The name of the layout in which the same model's numbers have other bits, if there is one."""
 
     def bytes_per_token(self, part: Part) -> tuple[int, ...]:
         """Return the bytes per token in each segment of `part`; a checkpoint has no segments."""

@@ -345,6 +345,7 @@ def engine_settings(settings: ServerSettings) -> Settings:
         exact_batch=settings.exact_batch,
         drafts=settings.drafts,
         kv_bits=_kv_bits(settings, (*served_names(settings), *own_names(model, settings.model[0]))),
+        kv_bits_force=settings.kv_bits_force,
         fleet_secret=settings.fleet_secret_file,
         remote=settings.remote_store,
         remote_bytes=gib("remote_gb", settings.remote_gb),

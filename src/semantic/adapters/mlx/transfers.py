@@ -10,7 +10,6 @@ import errno
 import functools
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -89,7 +88,7 @@ class HostMemory:
     def __init__(self, driver: HostAllocator, most_free_bytes: int = _MOST_FREE_BYTES) -> None:
         self._driver = driver
         self._most_free = most_free_bytes
-        self._free: defaultdict[int, list[int]] = defaultdict(list)
+        self._free: dict[int, list[int]] = {}  # by size; the last taken size is the last
         self._free_bytes = 0
         self._lock = threading.RLock()  # garbage collection may return memory at any point
 
@@ -98,7 +97,7 @@ class HostMemory:
         Raises MemoryError."""
         size = _size_for(n_bytes)
         with self._lock:
-            free = self._free[size]
+            free = self._free[size] = self._free.pop(size, [])
             address = free.pop() if free else None
             if address is not None:
                 self._free_bytes -= size
@@ -113,11 +112,23 @@ class HostMemory:
 
     def _give_back(self, address: int, n_bytes: int) -> None:
         with self._lock:
+            unneeded = self._make_room(n_bytes)
             if self._free_bytes + n_bytes <= self._most_free:
                 self._free[n_bytes].append(address)
                 self._free_bytes += n_bytes
-                return
-        self._driver.free(address)
+            else:
+                unneeded.append(address)
+        for one in unneeded:
+            self._driver.free(one)
+
+    def _make_room(self, n_bytes: int) -> list[int]:
+        """Remove pieces of other sizes, which another model left, until `n_bytes` fit."""
+        removed = []
+        for size in [one for one in self._free if one != n_bytes]:
+            while self._free[size] and self._free_bytes + n_bytes > self._most_free:
+                removed.append(self._free[size].pop())
+                self._free_bytes -= size
+        return removed
 
 
 def _size_for(n_bytes: int) -> int:

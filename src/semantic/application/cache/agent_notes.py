@@ -222,6 +222,7 @@ _REASONS: Mapping[MatchEnd, str] = {
         "earlier position."
     ),
     MatchEnd.SLOWER: "Reading the rest would have taken longer than computing it.",
+    MatchEnd.OTHER_BITS: "The agent's cache has other bits; see --kv-bits.",
     MatchEnd.SCORED: "The request asked for log-probabilities, which need the whole prompt.",
 }
 _SHARED = "The agent had nothing cached; it reused other agents' blocks."

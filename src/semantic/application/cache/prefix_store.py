@@ -64,6 +64,7 @@ class PrefixStore:
         self.break_even = BreakEven(prefill_seconds)
         self._any_chip = model.model_id.startswith(ANY_CHIP)
         self._namespace = namespace_of(model.model_id, self._layout.name)
+        self._other_namespace = namespace_of(model.model_id, self._layout.other_name)
         self._model_name = model_name
         self._now = now
         self._scopes: dict[str, Scope] = {}
@@ -134,6 +135,8 @@ class PrefixStore:
         if not state.searched:
             state.searched = True
             prefix = self._search(request, start=0)
+            if prefix is None and request.reuse.history is None and self._has_other_bits(request):
+                request.reuse.end = MatchEnd.OTHER_BITS
             if prefix is not None:
                 self.shared.parts_at(request, prefix.junction)
                 if not prefix.length:
@@ -400,6 +403,10 @@ class PrefixStore:
             return prefix
         request.reuse.end = public.end
         return public
+
+    def _has_other_bits(self, request: Request) -> bool:
+        scope = replace(self.scope(request.tenant), namespace=self._other_namespace)
+        return self._store.agents.manifest(scope, request.agent_id) is not None
 
     def _search_public(self, tokens: Sequence[int]) -> StoredPrefix | None:
         length = max((common_prefix(one, tokens) for one in self._public), default=0)

@@ -318,6 +318,8 @@ def _holds(facts: ModelFacts) -> Iterator[str]:
     yield f"the weights take {weights} of {memory} of memory"
     pool, each = show_bytes(capacity.pool_bytes), show_bytes(capacity.agent_bytes)
     yield f"a pool of {pool} holds {capacity.agents} agents of {AGENT_TOKENS} tokens, {each} each"
+    if capacity.agents_8_bits is not None:
+        yield f"with --kv-bits 8 it holds {capacity.agents_8_bits}"
 
 
 def _too_large(capacity: Capacity) -> str:

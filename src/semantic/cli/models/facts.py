@@ -45,7 +45,8 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """The bytes that a model needs, and the number of agents of 32k tokens that fit. Each token of
-    an agent needs `token_bytes`, and each agent `fixed_bytes` in addition."""
+    an agent needs `token_bytes`, and each agent `fixed_bytes` in addition. `agents_8_bits` fit with
+    caches of 8 bits; None if the model cannot have them."""
 
     token_bytes: int
     fixed_bytes: int
@@ -54,6 +55,7 @@ class Capacity:
     memory_bytes: int
     pool_bytes: int
     agents: int
+    agents_8_bits: int | None
     fits: bool
 
 
@@ -208,12 +210,14 @@ def _described(
 
 
 def _capacity(spec: ModelCacheSpec, weights: int, pool_bytes: int | None) -> Capacity:
+    from semantic.adapters.mlx.kv_cache.eight_bits import packed_spec
+
     memory = default_process_bytes(read_device(), weights)
     pool = default_pool_bytes(memory, weights) if pool_bytes is None else pool_bytes
     fits = weights + pool <= memory
     growing = [layer.bytes_per_block for layer in spec.layers if layer.max_blocks is None]
     block = sum(growing)
-    agent = spec.bytes_for(AGENT_TOKENS)
+    agent, packed = spec.bytes_for(AGENT_TOKENS), packed_spec(spec)
     return Capacity(
         token_bytes=-(-block // BLOCK_TOKENS),
         fixed_bytes=agent - block * (AGENT_TOKENS // BLOCK_TOKENS),
@@ -222,5 +226,6 @@ def _capacity(spec: ModelCacheSpec, weights: int, pool_bytes: int | None) -> Cap
         memory_bytes=memory,
         pool_bytes=pool,
         agents=pool // max(1, agent) if fits else 0,
+        agents_8_bits=None if packed is None else pool // packed.bytes_for(AGENT_TOKENS) * fits,
         fits=fits,
     )

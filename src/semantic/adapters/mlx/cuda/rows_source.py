@@ -6,6 +6,8 @@ once: `ATTEND_ROWS` for a chunk of a prompt, `ATTEND_RUN` for a decode step with
 
 from __future__ import annotations
 
+from semantic.adapters.mlx.cuda import packed_rows
+
 KEYS = 32
 """The number of keys per tile."""
 
@@ -20,8 +22,7 @@ _NEW_TOKENS = """
     S* to_v = page + values_at + (size_t)(at & 255) * RV;
     const uint4* from_k = (const uint4*)(new_k + (at - fresh) * k_strides[0]);
     const uint4* from_v = (const uint4*)(new_v + (at - fresh) * v_strides[0]);
-    for (int x = tid; x < (KV + 31) / 32 * 32; x += ALL) PUT(to_k, KV, from_k, x)
-    for (int x = tid; x < (VV + 31) / 32 * 32; x += ALL) PUT(to_v, VV, from_v, x)
+    PUT_BOTH(to_k, to_v, from_k, from_v, tid, ALL)
   }
 """
 
@@ -228,7 +229,7 @@ ATTEND_RUN = (
     """
   constexpr int PITCH = KV + 1, V_PITCH = VV + 1;
   constexpr int N = 16, SHARING = 32;
-  constexpr int IN_TILE = N * (PITCH + V_PITCH);
+  constexpr int IN_TILE = PACKED ? RK + RV : N * (PITCH + V_PITCH);
   constexpr int STRIDE = 16 * WARPS, ALL = 32 * WARPS;
   const int* item = plan + gx * 11;
   const int row = item[0], stop = item[2], split = item[8], n_before = item[10];
@@ -245,10 +246,25 @@ ATTEND_RUN = (
   uint4* tiles = space + warp * (2 * IN_TILE);
   __shared__ float warp_top[WARPS][16], warp_sum[WARPS][16];
 
+#if PACKED
+"""
+    + packed_rows.FETCH
+    + """
+#else
 """
     + _FETCH
     + """
+#define TOKEN(half, i) ((half) * 8 + (lane & 3) * 2 + (i))
+#define QUERY_PAIR(d) ((d) * 4 + (lane & 3))
+#define COLUMN(n, i) ((n) * 8 + (lane & 3) * 2 + (i))
+#endif
+#if PACKED
+"""
+    + packed_rows.QUERIES
+    + """
+#else
   unsigned query[KV / 2][4];
+  const float scale_of[] = {scale, scale};
   #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int m = half * 8 + (lane >> 2), g = g0 + m % GT;
@@ -256,8 +272,9 @@ ATTEND_RUN = (
     const bool real = m < n_queries && g < G;
     #pragma unroll
     for (int d = 0; d < KV; d++)
-      query[d / 2][d % 2 * 2 + half] = real ? ((const unsigned*)from)[d * 4 + (lane & 3)] : 0;
+      query[d / 2][d % 2 * 2 + half] = real ? ((const unsigned*)from)[QUERY_PAIR(d)] : 0;
   }
+#endif
   if (g0 == 0) {
 """
     + _NEW_TOKENS
@@ -269,22 +286,27 @@ ATTEND_RUN = (
   for (int start = item[1]; start < stop; start += split, index++) {
     const int begin = WINDOW > 0 ? max(start, pos - WINDOW + 1) : start;
     const int end = min(start + split, past);
-    int tile = begin - begin % STRIDE + warp * 16;
-    if (tile + 16 <= begin) tile += STRIDE;
-    FETCH(tile, 0)
-    float acc[VV][4], top[2] = {NONE, NONE}, sum[2] = {0.0f, 0.0f};
-    #pragma unroll
-    for (int n = 0; n < VV; n++)
-      #pragma unroll
-      for (int i = 0; i < 4; i++) acc[n][i] = 0.0f;
-    int stage = 0;
-    for (; tile < end; tile += STRIDE, stage ^= 1) {
-      FETCH(tile + STRIDE, stage ^ 1)
+    int first_tile = begin - begin % STRIDE + warp * 16;
+    if (first_tile + 16 <= begin) first_tile += STRIDE;
+    float acc[VV][4] = {}, top[2] = {NONE, NONE}, sum[2] = {};
+#if PACKED
+    float lowest[2][DV / 64] = {};
+#endif
+    // A tile comes while the warp computes the one before. `FETCH` is long: here it is once.
+    for (int next = first_tile, stage = 1; next < end + STRIDE; next += STRIDE, stage ^= 1) {
+      FETCH(next, stage ^ 1)
+      if (next == first_tile) continue;
+      const int tile = next - STRIDE;
       COPIES_WAIT(1);
       WARP_BARRIER;
+      float score[2][4] = {};
+#if PACKED
+"""
+    + packed_rows.SCORES
+    + """
+#else
       const unsigned k_at = SHARED_AT(tiles + stage * IN_TILE + k_lane);
       const unsigned v_at = SHARED_AT(tiles + stage * IN_TILE + v_lane);
-      float score[2][4] = {};
       #pragma unroll
       for (int d = 0; d < KV; d += 2) {
         unsigned b[4];
@@ -292,16 +314,17 @@ ATTEND_RUN = (
         MULTIPLY(score[0], query[d / 2], b[0], b[1])
         MULTIPLY(score[1], query[d / 2], b[2], b[3])
       }
+#endif
       #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int at = pos + (half * 8 + (lane >> 2)) / GT;
         float high = top[half];
         #pragma unroll
         for (int i = 0; i < 4; i++) {
-          const int t = tile + i / 2 * 8 + (lane & 3) * 2 + i % 2;
+          const int t = tile + TOKEN(i / 2, i % 2);
           const bool seen = t <= at && (WINDOW == 0 || t > at - WINDOW);
           float& x = score[i / 2][half * 2 + i % 2];
-          x = seen ? x * scale : NONE;
+          x = seen ? x * scale_of[half] : NONE;
           high = max(high, x);
         }
         high = max(high, SHUFFLE(high, 1));
@@ -315,12 +338,22 @@ ATTEND_RUN = (
           x = x > NONE ? exp2(x - high) : 0.0f;
           sum[half] += x;
         }
+        if (shrink == 1.0f) continue;
         #pragma unroll
         for (int n = 0; n < VV; n++) {
           acc[n][half * 2] *= shrink;
           acc[n][half * 2 + 1] *= shrink;
         }
+#if PACKED
+        #pragma unroll
+        for (int g = 0; g < DV / 64; g++) lowest[half][g] *= shrink;
+#endif
       }
+#if PACKED
+"""
+    + packed_rows.SUM
+    + """
+#else
       unsigned share[2][4];
       #pragma unroll
       for (int i = 0; i < 4; i++) {
@@ -339,9 +372,24 @@ ATTEND_RUN = (
           MULTIPLY(acc[d + 1], share[i], b[2], b[3])
         }
       }
+#endif
       WARP_BARRIER;
     }
     COPIES_WAIT(0);
+#if PACKED
+    #pragma unroll
+    for (int half = 0; half < 2; half++)
+      #pragma unroll
+      for (int g = 0; g < DV / 64; g++) {
+        lowest[half][g] += SHUFFLE(lowest[half][g], 1);
+        lowest[half][g] += SHUFFLE(lowest[half][g], 2);
+        #pragma unroll
+        for (int n = 8 * g; n < 8 * g + 8; n++) {
+          acc[n][half * 2] += lowest[half][g];
+          acc[n][half * 2 + 1] += lowest[half][g];
+        }
+      }
+#endif
     #pragma unroll
     for (int half = 0; half < 2; half++) {
       sum[half] += SHUFFLE(sum[half], 1);
@@ -354,9 +402,8 @@ ATTEND_RUN = (
     #pragma unroll
     for (int n = 0; n < VV; n++)
       #pragma unroll
-      for (int half = 0; half < 2; half++)
-        *(float2*)(joined + (warp * 16 + half * 8 + (lane >> 2)) * D + n * 8 + (lane & 3) * 2)
-          = make_float2(acc[n][half * 2], acc[n][half * 2 + 1]);
+      for (int i = 0; i < 4; i++)
+        joined[(warp * 16 + i / 2 * 8 + (lane >> 2)) * D + COLUMN(n, i % 2)] = acc[n][i];
     BARRIER;
     for (int x = tid; x < n_queries * D; x += ALL) {
       const int m = x / D, d = x % D;
@@ -384,8 +431,17 @@ EACH_ROW_END = """
   }
 """
 
-# Matrix instructions for 16-bit numbers, from compute capability 8.0 on.
+# Matrix instructions for 16-bit numbers, from compute capability 8.0 on; and a new token's rows of
+# keys and values, written by the same text, as long text takes long to fetch.
 MATRICES = """
+#define PUT_BOTH(row_k, row_v, from_k, from_v, me, n) \\
+  _Pragma("unroll 1") \\
+  for (int which_ = 0; which_ < 2; which_++) { \\
+    S* row_ = which_ ? row_v : row_k; \\
+    const uint4* from_ = which_ ? from_v : from_k; \\
+    const int size_ = which_ ? VV : KV; \\
+    for (int x = me; x < (size_ + 31) / 32 * 32; x += n) PUT(row_, size_, from_, x) \\
+  }
 #if HALF
 #define FORMAT "f16"
 #else
@@ -398,11 +454,13 @@ MATRICES = """
 #define LOAD_TRANSPOSED(to, at) \\
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" \\
     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at) : "memory");
-#define MULTIPLY(to, a, b0, b1) \\
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." FORMAT "." FORMAT ".f32 " \\
+#define MULTIPLY_AS(format, to, a, b0, b1) \\
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." format "." format ".f32 " \\
     "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \\
     : "+f"(to[0]), "+f"(to[1]), "+f"(to[2]), "+f"(to[3]) \\
     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#define PACK(to, low, high) \\
-  asm("cvt.rn." FORMAT "x2.f32 %0, %1, %2;" : "=r"(to) : "f"(high), "f"(low));
+#define PACK_AS(format, to, low, high) \\
+  asm("cvt.rn." format "x2.f32 %0, %1, %2;" : "=r"(to) : "f"(high), "f"(low));
+#define MULTIPLY(to, a, b0, b1) MULTIPLY_AS(FORMAT, to, a, b0, b1)
+#define PACK(to, low, high) PACK_AS(FORMAT, to, low, high)
 """

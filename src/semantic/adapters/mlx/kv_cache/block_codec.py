@@ -25,7 +25,7 @@ from semantic.adapters.mlx.kv_cache.checkpoint import (
 )
 from semantic.adapters.mlx.kv_cache.contiguous.layers import MlxLmCache
 from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import read_state, write_state
-from semantic.adapters.mlx.kv_cache.eight_bits import GROUP, scales_of
+from semantic.adapters.mlx.kv_cache.eight_bits import GROUP, in_other_bits, scales_of
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.kv_cache.staging import (
     MemoryT,
@@ -133,8 +133,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         rest = memoryview(body)
         for layer in self._parts.of(part):
             for form in self._forms(layer, n_tokens):
-                held = array_from(rest[: form.nbytes], form.dtype, form.shape)
-                arrays.append(scales_of(held) if form.dtype == mx.uint8 else held)
+                arrays.append(array_from(rest[: form.nbytes], form.dtype, form.shape))
                 rest = rest[form.nbytes :]
         return _all_finite(arrays)
 
@@ -252,18 +251,23 @@ def describe(
     parts: PartLayers, shapes: Sequence[LayerShape | None], others: Sequence[tuple[int, str]]
 ) -> BlockLayout:
     """Return the layout of a model's blocks. `others` are layers in no part: (index, kind)."""
-    name = {
-        "full": _describe_layers(parts.full, shapes),
-        "window": _describe_layers(parts.window, shapes),
-        "window_tokens": parts.window_tokens,
-        "checkpoint": _group([(kind, layer) for layer, kind in others]),
-    }
+
+    def name_of(shapes: Sequence[LayerShape | None]) -> str:
+        name = {
+            "full": _describe_layers(parts.full, shapes),
+            "window": _describe_layers(parts.window, shapes),
+            "window_tokens": parts.window_tokens,
+            "checkpoint": _group([(kind, layer) for layer, kind in others]),
+        }
+        return json.dumps(name, separators=(",", ":"))
+
     return BlockLayout(
-        name=json.dumps(name, separators=(",", ":")),
+        name=name_of(shapes),
         full=_token_bytes(parts.full, shapes),
         window=_token_bytes(parts.window, shapes),
         window_tokens=parts.window_tokens,
         needs_checkpoint=bool(parts.window or others),
+        other_name=name_of([None if one is None else in_other_bits(one) for one in shapes]),
     )
 
 
@@ -279,7 +283,9 @@ def window_edge(length: int, window: int) -> range:
 
 
 def _all_finite(arrays: Sequence[mx.array]) -> bool:
-    return all(mx.all(mx.isfinite(one)).item() for one in arrays)
+    """Packed heads have scales that are not finite if one of their numbers is not."""
+    numbers = (scales_of(one) if one.dtype == mx.uint8 else one for one in arrays)
+    return all(mx.all(mx.isfinite(one)).item() for one in numbers)
 
 
 def _token_bytes(layers: Sequence[int], shapes: Sequence[LayerShape | None]) -> tuple[int, ...]:

@@ -92,6 +92,14 @@ def numbers_of(shape: LayerShape) -> LayerShape:
     return LayerShape(shape.kv_heads, k, v, shape.packs)
 
 
+def in_other_bits(shape: LayerShape) -> LayerShape:
+    """Return the shape of the numbers of packed heads, and of packed heads for numbers if groups
+    divide them."""
+    if shape.packs is not None or shape.k_head_dim % GROUP or shape.v_head_dim % GROUP:
+        return numbers_of(shape)
+    return packed_shape(shape)
+
+
 def packed_shapes(
     shapes: Sequence[LayerShape | None], ours: Sequence[bool] | None = None
 ) -> list[LayerShape | None]:
@@ -104,12 +112,21 @@ def packed_shapes(
     return [None if one is None else packed_shape(one) for one in shapes]
 
 
-def packed_spec(spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]) -> ModelCacheSpec:
-    """Return `spec` with the sizes of packed heads, for packed `shapes`."""
+def packed_spec(spec: ModelCacheSpec) -> ModelCacheSpec | None:
+    """Return `spec` with the sizes of packed heads; None if no layer has heads, or if groups do not
+    divide them."""
+    widths = {width for one in spec.layers for width in (one.k_head_dim, one.v_head_dim)}
+    if not any(widths) or any(width % GROUP for width in widths):
+        return None
     layers = [
         layer
-        if shape is None or layer.kind is LayerKind.STATE
-        else replace(layer, k_head_dim=shape.k_head_dim, v_head_dim=shape.v_head_dim, itemsize=1)
-        for layer, shape in zip(spec.layers, shapes, strict=True)
+        if layer.kind is LayerKind.STATE
+        else replace(
+            layer,
+            k_head_dim=packed_size(layer.k_head_dim),
+            v_head_dim=packed_size(layer.v_head_dim),
+            itemsize=1,
+        )
+        for layer in spec.layers
     ]
     return replace(spec, layers=tuple(layers))

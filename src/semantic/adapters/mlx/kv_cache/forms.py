@@ -212,7 +212,7 @@ def choosing_contiguous(
     ours = ragged or (False,) * spec.n_layers
     if kv_bits == PACKED_BITS:
         shapes = packed_shapes(shapes, ours)
-        spec = packed_spec(spec, shapes)
+        spec = packed_spec(spec) or spec
     form = contiguous_form(probe.model, spec, shapes, ours, together=ragged is not None)
     yield None
     return form
@@ -269,7 +269,7 @@ def _testing_pages(
     if probe.agree(together):
         costs = TOGETHER_COSTS
     if kinds is not numbers:
-        spec = packed_spec(spec, packed_shapes(shapes))
+        spec = packed_spec(spec) or spec
     return paged_form(probe, spec, kinds, found, costs, beside)
 
 

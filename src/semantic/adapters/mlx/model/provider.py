@@ -47,6 +47,11 @@ from semantic.adapters.mlx.model.adapter import (
     arrays_of,
     read_adapter,
 )
+from semantic.adapters.mlx.model.cache_quality import (
+    LEAST_AGREEMENT,
+    MOST_DIVERGENCE,
+    finding_quality,
+)
 from semantic.adapters.mlx.model.fingerprint import (
     FileState,
     adapted_fingerprint,
@@ -151,9 +156,12 @@ class MLXModelProvider:
         any_chip: bool = False,
         ranks: Callable[[], Ranks] | None = None,
         exact_batch: ExactBatch = "off",
+        any_quality: bool = False,
     ) -> None:
-        """`ranks` connects this process with the other ranks of a sharded model."""
+        """`ranks` connects this process with the other ranks of a sharded model. If `any_quality`,
+        caches of 8 bits may change a model's probabilities beyond their bounds."""
         self._exact_batch = exact_batch
+        self._any_quality = any_quality
         self._any_chip = any_chip
         self._meet = ranks
         self.ranks: Ranks | None = None
@@ -192,6 +200,8 @@ class MLXModelProvider:
                     model, name, wrapped, ranks=self.ranks, exact_batch=self._exact_batch,
                     kv_bits=kv_bits,
                 )  # fmt: skip
+                if kv_bits == PACKED_BITS and not self._any_quality:
+                    yield from self._requiring_quality(model, name, wrapped)
             if self.ranks is None or not self.ranks.rank:  # the other ranks follow it
                 yield from warming_up(backend, whole=not on_cpu())
         except SemanticError:
@@ -203,6 +213,15 @@ class MLXModelProvider:
             ) from error
         keep()
         return backend, wrapped
+
+    def _requiring_quality(self, model: Module, name: str, tokenizer: MLXTokenizer) -> Slices[None]:
+        agree = bool if self.ranks is None else self.ranks.all_found
+        found = yield from finding_quality(model, name, tokenizer, agree)
+        if not found.is_good:
+            raise UnsupportedModelError(
+                f"cannot use caches of 8 bits with this model: they give {found}, and may give "
+                f"{MOST_DIVERGENCE} and {LEAST_AGREEMENT:.1%}; use 16 bits, or --kv-bits-force"
+            )
 
     def _weights(self, folder: Path, max_bytes: int | None) -> Slices[Weights]:
         with _Reading("the model", folder):

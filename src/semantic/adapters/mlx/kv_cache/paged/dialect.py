@@ -38,8 +38,10 @@ class Dialect:
         outputs: Sequence[str],
         body: str,
         space: int = 0,
+        bounds: tuple[int, int] | None = None,
     ) -> Kernel:
-        """Compile a kernel with `constants`. It gets `space` bytes of shared memory."""
+        """Compile a kernel with `constants`. It gets `space` bytes of shared memory, and `bounds`
+        like `CudaKernel`."""
         text = "".join(
             f"#define {key} {value}\n"
             if isinstance(value, int)
@@ -48,7 +50,9 @@ class Dialect:
         )
         if self.is_cuda:
             declared = "  extern __shared__ uint4 space[];\n" if space else ""
-            return self._cuda(name, inputs, outputs, text, declared + self.ids + body, space)
+            return self._cuda(
+                name, inputs, outputs, text, declared + self.ids + body, space, bounds
+            )
         declared = f"  threadgroup uint4 space[{space // 16}];\n" if space else ""
         return self._metal(name, inputs, outputs, self.ids + text + declared + body)
 
@@ -60,6 +64,7 @@ class Dialect:
         constants: str,
         body: str,
         space: int,
+        bounds: tuple[int, int] | None,
     ) -> Kernel:
         head = self.names + constants
         return CudaKernel(
@@ -69,6 +74,7 @@ class Dialect:
             head,
             body,
             space,
+            bounds,
         )
 
     def _metal(
@@ -117,6 +123,7 @@ CUDA = Dialect(
 #define FLOAT_OF(bits) __int_as_float(bits)
 #define BITS_OF(x) __float_as_uint(x)
 #define B16 bfloat
+#define BYTE(word, b) (FLOAT_OF(__byte_perm(word, 0x4b000000u, 0x7440 + (b))) - 8388608.0f)
 #define ZERO make_uint4(0, 0, 0, 0)
 #define COPY16(to, from, real) \\
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: \\
@@ -147,6 +154,7 @@ METAL = Dialect(
 #define FLOAT_OF(bits) as_type<float>(bits)
 #define BITS_OF(x) as_type<uint>(x)
 #define B16 bfloat16_t
+#define BYTE(word, b) (float)((word) >> 8 * (b) & 255)
 #define ZERO uint4(0)
 #define COPY16(to, from, real) *(to) = (real) ? *(from) : ZERO
 #define COPIES_END

@@ -405,6 +405,7 @@ APPEND = (
   const DEV uint4* from_k = (const DEV uint4*)(k + head * k_strides[1] + new_t * k_strides[2]);
   const DEV uint4* from_v = (const DEV uint4*)(v + head * v_strides[1] + new_t * v_strides[2]);
   const bool is_new = t >= at, kept = WRITE && is_new && t >= keep_from && t < write_to;
+  const bool any_new = (GATHER ? gather_from : at) + (x | 31) / NX >= at;  // of this warp
   const size_t to = (size_t)head * (at + n - gather_from) + (t - gather_from);
   MOVE(page_k, KV, from_k, all_k)
   MOVE(page_v, VV, from_v, all_v)

@@ -32,8 +32,8 @@ _WIDE, _WIDEST = 128, 256
 _FEW_HEADS, _MANY_HEADS = 2, 4
 """Query heads per thread group: `_FEW_HEADS` for keys wider than `_WIDE`, else `_MANY_HEADS`."""
 _MOST_TILE, _ROWS_WARPS = 16, 4
-_GROUPS_AT_ONCE = 396
-"""The number of thread groups that run at once on a large GPU with 132 multiprocessors."""
+_MULTIPROCESSORS, _GROUPS, _SMALL_GROUPS = 132, 3, 4
+"""A large GPU has 132 multiprocessors, and each runs three or four thread groups at once."""
 _MATRIX_TYPES = (mx.bfloat16, mx.float16)
 _MATRICES_SINCE = 80
 """The compute capability, 8.0, with instructions that multiply matrices of these types."""
@@ -59,6 +59,7 @@ class _Form(NamedTuple):
     rows: int  # of one sequence
     tiling: Tiling
     multiplies: bool  # with matrix instructions
+    at_once: int = _GROUPS  # per multiprocessor
 
 
 def tiling_of(kind: PageKind, dialect: Dialect) -> Tiling | None:
@@ -135,7 +136,10 @@ class PagedKernels:
         if rows * kv_heads * parts > self._counters.size:
             raise ValueError(f"a decode step cannot combine {rows} sequences")
         plan = step.metadata.plan(
-            step.kind, step.number, max(1, _GROUPS_AT_ONCE // (kv_heads * parts)), form.rows
+            step.kind,
+            step.number,
+            max(1, _MULTIPROCESSORS * form.at_once // (kv_heads * parts)),
+            form.rows,
         )
         of_heads = [] if sinks is None else [sinks.astype(q.dtype)]
         after = self._nothing if step.after is None else step.after
@@ -177,7 +181,7 @@ class PagedKernels:
         threads, groups = form.tiling.threads, shape.kv_heads * self._parts(n_heads, form)
         most_rows = _group_queries(_widest(shape)) * shape.kv_heads // n_heads
         plan = step.metadata.row_plan(
-            step.kind, most_rows, max(1, _GROUPS_AT_ONCE // shape.kv_heads)
+            step.kind, most_rows, max(1, _MULTIPROCESSORS * _GROUPS // shape.kv_heads)
         )
         n = plan.n_results
         partial, weight = attend(
@@ -343,7 +347,11 @@ def _form_of(kind: PageKind, dialect: Dialect, n_heads: int, *, latent: bool) ->
         return _scalar_form(kind, dialect, n_heads, latent=latent)
     together = _evenly(n_heads // shape.kv_heads, rows_source.WARP_QUERIES)
     tiling = Tiling(2 if _widest(shape) > _WIDE else 4, rows_source.WARP_QUERIES)
-    return _Form(together, rows_source.WARP_QUERIES // together, tiling, multiplies=True)
+    small = kind.shape.packs is not None and _widest(shape) <= _WIDE
+    return _Form(
+        together, rows_source.WARP_QUERIES // together, tiling, multiplies=True,
+        at_once=_SMALL_GROUPS if small else _GROUPS,
+    )  # fmt: skip
 
 
 def _scalar_form(kind: PageKind, dialect: Dialect, n_heads: int, *, latent: bool = False) -> _Form:
@@ -380,6 +388,8 @@ def _built_attention(
     inputs = (*_ATTEND_INPUTS, *of_heads)
     if form.multiplies:
         pitch = (shape.k_head_dim + shape.v_head_dim) * shape.dtype.size + 2 * 16
+        if kind.shape.packs is not None:
+            pitch = kind.shape.k_head_dim + kind.shape.v_head_dim
         space = max(2 * warps * tile * pitch, warps * tile * shape.v_head_dim * 4)
         body = (
             rows_source.MATRICES + source.SIZES + rows_source.ATTEND_RUN + source.DIRECT
@@ -388,7 +398,7 @@ def _built_attention(
         )  # fmt: skip
         attend = dialect.build(
             "attend_run", (*constants, _half(shape)), (*inputs, "counters"), (*partial, "out"),
-            body, space,
+            body, space, None if form.at_once == _GROUPS else (form.tiling.threads, form.at_once),
         )  # fmt: skip
         return attend, None
     token_bytes = (shape.k_head_dim + shape.v_head_dim) * shape.dtype.size
@@ -436,7 +446,7 @@ def _built_combine(dialect: Dialect, constants: tuple[tuple[str, int | mx.Dtype]
 def _attention_constants(
     kind: PageKind, dialect: Dialect, variant: _Variant
 ) -> tuple[tuple[str, int | mx.Dtype], ...]:
-    together, _, (warps, tile), _ = variant.form
+    together, (warps, tile) = variant.form.together, variant.form.tiling
     return (
         *_constants(kind), ("G", variant.n_heads // kind.shape.kv_heads), ("GT", together),
         ("WARPS", warps), ("TILE", tile), ("STAGES", dialect.stages),

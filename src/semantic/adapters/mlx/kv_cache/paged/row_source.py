@@ -37,17 +37,18 @@ PACKED_ROWS = """
   low = (float)(B16)low; \\
   step = (float)(B16)((step - low) / 255.0f); \\
   if (step == 0.0f) step = 1.0f;
-#define LEVEL(vector, j, step, low) \\
-  min(max(rint(((float)NUMBERS_OF(vector)[j] - low) / step), 0.0f), 255.0f)
-#define ROUND(vector, step, low) \\
+#define LEVELS_OF(vector, level, step, low) \\
+  float level[VEC]; \\
   for (int j_ = 0; j_ < VEC; j_++) \\
-    NUMBERS_OF(vector)[j_] = (T)(LEVEL(vector, j_, step, low) * step + low);
-#define PACK_ROW(row, size, i, vector, step, low) { \\
+    level[j_] = min(max(rint(((float)NUMBERS_OF(vector)[j_] - low) / step), 0.0f), 255.0f);
+#define ROUND(vector, level, step, low) \\
+  for (int j_ = 0; j_ < VEC; j_++) NUMBERS_OF(vector)[j_] = (T)(level[j_] * step + low);
+#define PACK_ROW(row, size, i, level, step, low) { \\
     DEV unsigned* words_ = (DEV unsigned*)(row); \\
     for (int w_ = 0; w_ < VEC / 4; w_++) { \\
       unsigned four_ = 0; \\
       for (int b_ = 0; b_ < 4; b_++) \\
-        four_ |= (unsigned)LEVEL(vector, 4 * w_ + b_, step, low) << 8 * b_; \\
+        four_ |= (unsigned)level[4 * w_ + b_] << 8 * b_; \\
       words_[(i) * (VEC / 4) + w_] = four_; \\
     } \\
     if ((i) * VEC % 64 == 0) \\
@@ -62,7 +63,7 @@ PACKED_ROWS = """
     for (int w_ = 0; w_ < VEC / 4; w_++) { \\
       const unsigned four_ = words_[(i) * (VEC / 4) + w_]; \\
       for (int b_ = 0; b_ < 4; b_++) \\
-        NUMBERS_OF(found_)[4 * w_ + b_] = (T)((float)(four_ >> 8 * b_ & 255) * step_ + low_); \\
+        NUMBERS_OF(found_)[4 * w_ + b_] = (T)(BYTE(four_, b_) * step_ + low_); \\
     } \\
     to = found_; \\
   }
@@ -74,7 +75,8 @@ PACKED_ROWS = """
     } else { \\
       if ((real) && !(old)) vector_ = *(given); \\
       STEP_OF(vector_, new_step, new_low) \\
-      ROUND(vector_, new_step, new_low) \\
+      LEVELS_OF(vector_, level_, new_step, new_low) \\
+      ROUND(vector_, level_, new_step, new_low) \\
       if ((real) && (old)) UNPACK(vector_, row_, size, i) \\
     } \\
     *(to) = vector_; \\
@@ -83,17 +85,19 @@ PACKED_ROWS = """
     uint4 vector_ = ZERO; \\
     if ((i) < (size)) vector_ = (given)[i]; \\
     STEP_OF(vector_, new_step, new_low) \\
-    if ((i) < (size)) PACK_ROW(row, size, i, vector_, new_step, new_low) \\
+    LEVELS_OF(vector_, level_, new_step, new_low) \\
+    if ((i) < (size)) PACK_ROW(row, size, i, level_, new_step, new_low) \\
   }
 #define MOVE(row, size, given, gathered) { \\
     uint4 vector_ = ZERO; \\
-    if (is_new && lane < (size)) vector_ = (given)[lane]; \\
-    STEP_OF(vector_, new_step, new_low) \\
-    if (lane < (size)) { \\
-      if (kept) PACK_ROW(row, size, lane, vector_, new_step, new_low) \\
-      ROUND(vector_, new_step, new_low) \\
-      if (!is_new) UNPACK(vector_, row, size, lane) \\
-      if (GATHER) ((DEV uint4*)(gathered))[to * (size) + lane] = vector_; \\
+    if (any_new) { \\
+      if (is_new && lane < (size)) vector_ = (given)[lane]; \\
+      STEP_OF(vector_, new_step, new_low) \\
+      LEVELS_OF(vector_, level_, new_step, new_low) \\
+      if (kept && lane < (size)) PACK_ROW(row, size, lane, level_, new_step, new_low) \\
+      ROUND(vector_, level_, new_step, new_low) \\
     } \\
+    if (!is_new && lane < (size)) UNPACK(vector_, row, size, lane) \\
+    if (GATHER && lane < (size)) ((DEV uint4*)(gathered))[to * (size) + lane] = vector_; \\
   }
 """
