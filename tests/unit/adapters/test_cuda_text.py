@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 import pytest
-from clang import cindex  # type: ignore[import-untyped]
 
 from semantic.adapters.mlx.cuda import nvrtc, rows_source
 from semantic.adapters.mlx.kv_cache.eight_bits import packed_shape
@@ -18,6 +17,7 @@ from semantic.adapters.mlx.kv_cache.paged.dialect import CUDA
 from semantic.adapters.mlx.kv_cache.paged.kernels import PagedKernels
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
+from tests.support.clang_errors import errors_of
 
 HEADER = """
 #define __device__ __attribute__((device))
@@ -70,16 +70,7 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     said: list[str] = []
 
     def compile_cuda(source: str, target: str) -> bytes:
-        text = HEADER + source
-        parsed = cindex.Index.create().parse(
-            "it.cu", args=[*ARGUMENTS, f"--cuda-gpu-arch={target}"], unsaved_files=[("it.cu", text)]
-        )
-        lines = ["", *text.splitlines()]
-        said.extend(
-            f"{found.spelling}: {lines[found.location.line].strip()}"
-            for found in parsed.diagnostics
-            if found.severity >= cindex.Diagnostic.Error
-        )
+        said.extend(errors_of(HEADER + source, "it.cu", *ARGUMENTS, f"--cuda-gpu-arch={target}"))
         return b""
 
     monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)

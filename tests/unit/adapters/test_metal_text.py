@@ -8,14 +8,12 @@ user's device before anything is believed, the latter in `tests/gpu`.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 import pytest
-from clang import cindex  # type: ignore[import-untyped]
 
 from semantic.adapters.mlx.kv_cache.eight_bits import numbers_of, packed_shape
 from semantic.adapters.mlx.kv_cache.paged import kernel_source, kernels
@@ -30,6 +28,7 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import (
     PageTable,
 )
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
+from tests.support.clang_errors import errors_of
 from tests.support.lanes import THOROUGH
 
 METAL_IN_OPENCL = """
@@ -57,6 +56,8 @@ int max(int, int);
 int min(int, int);
 template <class A, class B> A as_type(B);
 """
+
+ARGUMENTS = ("-x", "clcpp", "-cl-std=clc++2021", "-cl-no-stdinc")
 
 SMALL = 8
 """MLX puts inputs of fewer elements into the constant address space."""
@@ -120,27 +121,10 @@ class Compiler:
             **_: object,
         ) -> list[mx.array]:
             self.n_launches += 1
-            self.errors += errors_of(text.launched(inputs, output_dtypes))
+            self.errors += errors_of(text.launched(inputs, output_dtypes), "it.clcpp", *ARGUMENTS)
             return [mx.zeros(s, t) for s, t in zip(output_shapes, output_dtypes, strict=True)]
 
         return launch
-
-
-@functools.cache
-def errors_of(text: str) -> tuple[str, ...]:
-    """What clang says, with the line it says it of; many launches have the same text."""
-    parsed = cindex.Index.create().parse(
-        "it.clcpp",
-        args=["-x", "clcpp", "-cl-std=clc++2021", "-cl-no-stdinc"],
-        unsaved_files=[("it.clcpp", text)],
-    )
-    lines = ["", *text.splitlines()]  # clang counts from 1; 0 is nowhere
-    errors: list[str] = []
-    for found in parsed.diagnostics:
-        if found.severity >= cindex.Diagnostic.Error:
-            at = found.location.line
-            errors.append(f"{found.spelling}: {lines[at].strip() if at < len(lines) else ''}")
-    return tuple(errors)
 
 
 @pytest.fixture
