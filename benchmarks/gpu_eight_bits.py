@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import json
 import math
 import shutil
@@ -24,6 +23,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from benchmarks import gpu_restore, shapes
+from benchmarks.gpu import free
 from benchmarks.gpu_sides import Ours, milliseconds
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
@@ -156,12 +156,6 @@ def restored(
         store = gpu_restore.open_tiers(folder)
     store.close()
     shutil.rmtree(folder)
-
-
-def free() -> None:
-    """Give unused memory back."""
-    gc.collect()
-    mx.clear_cache()
 
 
 def judge(lines: Sequence[Mapping[str, Json]]) -> Verdict:

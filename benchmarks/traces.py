@@ -38,7 +38,7 @@ from benchmarks.trace_sessions import (
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
-from semantic.adapters.mlx.kv_cache.eight_bits import packed_spec
+from semantic.adapters.mlx.kv_cache.eight_bits import PACKED_BITS, packed_spec
 from semantic.adapters.mlx.kv_cache.model_spec import read_spec
 from semantic.adapters.mlx.model.provider import load_tokenizer
 from semantic.domain.value_objects import BLOCK_TOKENS, KvBits, ModelCacheSpec
@@ -59,7 +59,6 @@ ROWS: Final = {
 """The kinds of models, and their rows of the zoo."""
 LEAST: Final = {"full": 0.98, "latent": 0.98, "window": 0.95, "hybrid": 0.95}
 LEAST_OF_A_QUARTER: Final = 0.9
-EIGHT: Final = 8
 _GIB: Final = 1 << 30
 _ANSWER: Final = 2
 _SECONDS: Final = 300.0
@@ -95,11 +94,8 @@ class Size:
         """Those of `semantic serve`."""
         gib = f"{self.pool / _GIB:.6f}"
         sizes = ("--pool-gb", gib, "--ram-gb", gib, "--max-model-len", str(self.longest))
-        bits = (
-            "--kv-bits",
-            str(self.kv_bits),
-            *(("--kv-bits-force",) if self.kv_bits == EIGHT else ()),
-        )
+        force = ("--kv-bits-force",) * (self.kv_bits == PACKED_BITS)
+        bits = ("--kv-bits", str(self.kv_bits), *force)
         return (*sizes, *bits, "--served-model-name", MODEL_NAME)
 
 
@@ -217,7 +213,7 @@ def _complete(port: int, prompt: str, more: Mapping[str, str]) -> tuple[int, flo
 def run(recorded: Sequence[RecordedSession], shape: Shape, python: Path) -> Result:
     """Replay for each kind of model; `python` has mlx-lm for the server beside ours."""
     started = Run.start(
-        "traces_8_bits" if shape.kv_bits == EIGHT else "traces",
+        "traces_8_bits" if shape.kv_bits == PACKED_BITS else "traces",
         QUESTION,
         model=", ".join(f"{kind}: {ROWS[kind]}" for kind in shape.kinds),
         parameters={name: str(value) for name, value in asdict(shape).items()},
@@ -251,7 +247,7 @@ def _kind(
         yield _ours(kind, f"pool of {share:.0%}", share, size, replayed, shape, model, folder)
     size = Size(held, longest, shape.kv_bits)
     yield _ours(kind, "kill -9", shape.shares[0], size, replayed, shape, model, folder)
-    if shape.kv_bits != EIGHT:
+    if shape.kv_bits != PACKED_BITS:
         yield _theirs(kind, replayed, shape, model, folder, python)
 
 
@@ -260,7 +256,7 @@ def model_for(
 ) -> tuple[Path, ModelCacheSpec]:
     """A model of `kind` in `folder`, whose context has all prompts, and its caches. For caches of 8
     bits its heads are wide."""
-    wide = kv_bits == EIGHT
+    wide = kv_bits == PACKED_BITS
     model = write_folder(ROWS[kind], folder, wide=wide)
     _widen(model / "config.json", max(one.longest for one in replayed) + BLOCK_TOKENS)
     spec = read_spec(drawn(ROWS[kind], wide=wide))
@@ -366,7 +362,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=usual.turns)
     parser.add_argument("--piece-tokens", type=int, default=usual.piece_tokens)
     parser.add_argument("--kind", action="append", choices=[*ROWS])
-    parser.add_argument("--kv-bits", type=int, choices=[EIGHT, 16], default=16)
+    parser.add_argument("--kv-bits", type=int, choices=[PACKED_BITS, 16], default=16)
     parser.add_argument("--python", type=Path, default=Path(sys.executable))
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     given = parser.parse_args()
