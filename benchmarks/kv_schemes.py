@@ -23,7 +23,7 @@ from mlx_lm.utils import load_model
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Verdict, read
-from semantic.adapters.mlx.kv_cache.eight_bits import pack, unpack
+from semantic.adapters.mlx.kv_cache.eight_bits import rounded
 from semantic.adapters.mlx.model.cache_quality import (
     LEAST_AGREEMENT,
     MOST_DIVERGENCE,
@@ -45,13 +45,13 @@ CRITERION = (
 def affine(group: int) -> Rounds:
     """MLX's own affine form. Its steps are rounded after they have chosen the levels."""
 
-    def rounded(numbers: mx.array) -> mx.array:
+    def rounds(numbers: mx.array) -> mx.array:
         halves = numbers.astype(mx.bfloat16)
         levels, steps, lowest = mx.quantize(halves, group_size=group, bits=8)
         found = mx.dequantize(levels, steps, lowest, group_size=group, bits=8)
         return found.astype(numbers.dtype)
 
-    return rounded
+    return rounds
 
 
 def mxfp8(numbers: mx.array) -> mx.array:
@@ -63,7 +63,7 @@ def mxfp8(numbers: mx.array) -> mx.array:
 
 SCHEMES: Mapping[str, tuple[Rounds, float]] = {
     "bfloat16": (lambda numbers: numbers.astype(mx.bfloat16).astype(numbers.dtype), 1.0),
-    "ours, groups of 64": (lambda numbers: unpack(pack(numbers), numbers.dtype), 68 / 128),
+    "ours, groups of 64": (rounded, 68 / 128),
     "affine, groups of 64": (affine(64), 68 / 128),
     "affine, groups of 32": (affine(32), 36 / 64),
     "mxfp8": (mxfp8, 33 / 64),
@@ -113,8 +113,8 @@ def main(given: Sequence[str] | None = None) -> int:
         model.set_dtype(mx.float32)
         tokens = text(load_tokenizer(name), n_tokens)
         for scheme in schemes:
-            rounded, size = SCHEMES[scheme]
-            found = at_once(measuring(model, tokens, rounded))
+            rounds, size = SCHEMES[scheme]
+            found = at_once(measuring(model, tokens, rounds))
             line: dict[str, Scalar] = {
                 "model": Path(name).name, "scheme": scheme, "bytes": round(size, 4),
                 "tokens": found.n_tokens, "divergence": round(found.divergence, 6),

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
-from semantic.adapters.mlx.kv_cache.eight_bits import pack, unpack
 from semantic.adapters.mlx.model.cache_quality import rounding
 
 EIGHT: Final = " in 8 bits"
@@ -33,8 +31,4 @@ def round_caches_of(model: Module) -> Module:
 def new_caches(model: Module) -> list[object]:
     """mlx-lm's own caches of a sequence."""
     caches = make_prompt_cache(model)
-    return list(rounding(caches, _in_8_bits) if id(model) in _rounding else caches)
-
-
-def _in_8_bits(numbers: mx.array) -> mx.array:
-    return unpack(pack(numbers), numbers.dtype)
+    return list(rounding(caches) if id(model) in _rounding else caches)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import errno
 import fcntl
+import json
 import os
 import platform
 import shutil
@@ -132,6 +133,15 @@ def note(name: str) -> Path | None:
     folder = _own[0].path.parent / "notes"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder / name
+
+
+def write_note(path: Path | None, document: object) -> None:
+    """Write a file of `note` as JSON, if there is one. A failure costs later processes time."""
+    if path is not None:
+        with suppress(OSError):
+            part = path.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(document))
+            part.replace(path)
 
 
 def keep() -> None:

@@ -406,7 +406,8 @@ class PrefixStore:
 
     def _has_other_bits(self, request: Request) -> bool:
         scope = replace(self.scope(request.tenant), namespace=self._other_namespace)
-        return self._store.agents.manifest(scope, request.agent_id) is not None
+        agents, is_possible = self._store.agents, bool(self._layout.other_name)
+        return is_possible and agents.manifest(scope, request.agent_id) is not None
 
     def _search_public(self, tokens: Sequence[int]) -> StoredPrefix | None:
         length = max((common_prefix(one, tokens) for one in self._public), default=0)

@@ -261,13 +261,15 @@ def describe(
         }
         return json.dumps(name, separators=(",", ":"))
 
+    name = name_of(shapes)
+    other_name = name_of([None if one is None else in_other_bits(one) for one in shapes])
     return BlockLayout(
-        name=name_of(shapes),
+        name=name,
         full=_token_bytes(parts.full, shapes),
         window=_token_bytes(parts.window, shapes),
         window_tokens=parts.window_tokens,
         needs_checkpoint=bool(parts.window or others),
-        other_name=name_of([None if one is None else in_other_bits(one) for one in shapes]),
+        other_name="" if other_name == name else other_name,
     )
 
 

@@ -54,6 +54,11 @@ def unpack(heads: mx.array, dtype: mx.Dtype) -> mx.array:
     return (levels * scales[..., :1] + scales[..., 1:]).reshape(*before, width).astype(dtype)
 
 
+def rounded(numbers: mx.array) -> mx.array:
+    """Return what readers of these numbers' bytes see."""
+    return unpack(pack(numbers), numbers.dtype)
+
+
 def held_in(dtype: mx.Dtype, numbers: mx.array) -> mx.array:
     """Return heads as a cache of arrays of `dtype` holds them: packed in bytes, or as they are."""
     return pack(numbers) if dtype == mx.uint8 else numbers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -16,8 +15,8 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from semantic.adapters.mlx.arrays import token_ids
-from semantic.adapters.mlx.kernel_files import note
-from semantic.adapters.mlx.kv_cache.eight_bits import pack, unpack
+from semantic.adapters.mlx.kernel_files import note, write_note
+from semantic.adapters.mlx.kv_cache.eight_bits import rounded
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.domain.identity import digest
 from semantic.ports.generation import Slices
@@ -74,20 +73,16 @@ def finding_quality(
     if agree(known is not None) and known is not None:
         return known
     found = yield from measuring(model, text(tokenizer))
-    if path is not None:
-        with suppress(OSError):
-            part = path.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps(asdict(found)))
-            part.replace(path)
+    write_note(path, asdict(found))
     return found
 
 
 def measuring(
-    model: Module, tokens: Sequence[int], rounds: Rounds | None = None
+    model: Module, tokens: Sequence[int], rounds: Rounds = rounded
 ) -> Slices[CacheQuality]:
     """Compare the model with itself, with keys and values that `rounds` rounds, by default to 8
     bits. Yields after each chunk."""
-    sides = [make_prompt_cache(model), rounding(make_prompt_cache(model), rounds or _in_8_bits)]
+    sides = [make_prompt_cache(model), rounding(make_prompt_cache(model), rounds)]
     divergences: list[mx.array] = []
     same: list[mx.array] = []
     for at in range(0, len(tokens), _CHUNK):
@@ -106,7 +101,7 @@ def measuring(
     )
 
 
-def rounding(caches: Sequence[_Evaluated], rounds: Rounds) -> list[_Evaluated]:
+def rounding(caches: Sequence[_Evaluated], rounds: Rounds = rounded) -> list[_Evaluated]:
     """Return caches of mlx-lm, with keys and values that `rounds` rounds as they enter."""
     for cache in caches:
         if isinstance(cache, KVCache | RotatingKVCache):
@@ -114,17 +109,13 @@ def rounding(caches: Sequence[_Evaluated], rounds: Rounds) -> list[_Evaluated]:
     return list(caches)
 
 
-def _in_8_bits(numbers: mx.array) -> mx.array:
-    return unpack(pack(numbers), numbers.dtype)
-
-
 @functools.cache
 def _rounding_class(own: type, rounds: Rounds) -> type:
     def update_and_fetch(
         self: object, keys: mx.array, values: mx.array
     ) -> tuple[mx.array, mx.array]:
-        rounded = (rounds(one) for one in (keys, values))
-        found: tuple[mx.array, mx.array] = own.update_and_fetch(self, *rounded)  # type: ignore[attr-defined]
+        held = (rounds(one) for one in (keys, values))
+        found: tuple[mx.array, mx.array] = own.update_and_fetch(self, *held)  # type: ignore[attr-defined]
         return found
 
     return type(f"Rounding{own.__name__}", (own,), {"update_and_fetch": update_and_fetch})

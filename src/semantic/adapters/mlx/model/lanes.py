@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from semantic.adapters.mlx.batch.batch_rows import BatchRows
 from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch, NewSequence
 from semantic.adapters.mlx.cuda.rows_product import MOST_ROWS
 from semantic.adapters.mlx.device import on_cuda, read_device
-from semantic.adapters.mlx.kernel_files import note
+from semantic.adapters.mlx.kernel_files import note, write_note
 from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import RowSize, exact, row_size
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
@@ -152,12 +151,8 @@ class _Notes:
         return None
 
     def write(self, choice: _Choice) -> None:
-        """Keep `choice`. A failure costs later loads the time of the probe."""
-        if self._path is not None:
-            with suppress(OSError):
-                part = self._path.with_suffix(f".{os.getpid()}")
-                part.write_text(json.dumps(asdict(choice)))
-                part.replace(self._path)
+        """Keep `choice`."""
+        write_note(self._path, asdict(choice))
 
 
 def choosing_lane(form: CacheForm, mode: ExactBatch) -> Slices[Lane]:

@@ -387,9 +387,9 @@ def _built_attention(
     of_heads = (*(("sinks",) if variant.sinks else ()), *(("rope",) if variant.latent else ()))
     inputs = (*_ATTEND_INPUTS, *of_heads)
     if form.multiplies:
-        pitch = (shape.k_head_dim + shape.v_head_dim) * shape.dtype.size + 2 * 16
-        if kind.shape.packs is not None:
-            pitch = kind.shape.k_head_dim + kind.shape.v_head_dim
+        held = kind.shape
+        padding = 2 * 16 if held.packs is None else 0
+        pitch = (held.k_head_dim + held.v_head_dim) * held.dtype.size + padding
         space = max(2 * warps * tile * pitch, warps * tile * shape.v_head_dim * 4)
         body = (
             rows_source.MATRICES + source.SIZES + rows_source.ATTEND_RUN + source.DIRECT
