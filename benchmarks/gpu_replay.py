@@ -9,8 +9,9 @@ the other; every round begins without histories and caches, as a tenant of its o
 `--tokenizer` is a `tokenizer.json` with ChatML's tokens and fewer than 128,256 tokens: with that of
 `draft_acceptance` the figures are those of the same tokens. Without it the embedded model's is
 used, whose tokens are shorter. `--checked K` adds rounds of one client in which each step checks K
-tokens of a draft whatever they cost, from own text and from others'. `--small` serves a tiny model
-on a CPU, and replays little unless told how much. Prints a line of JSON for each round and writes
+tokens of a draft whatever they cost, from own text and from others'. `--bits` compares caches of 8
+bits with those of 16, both with drafts. `--small` serves a tiny model on a CPU, and replays little
+unless told how much. Prints a line of JSON for each round and writes
 them all.
 """
 
@@ -52,11 +53,14 @@ from experiments.harness.record import Run
 from experiments.harness.result import Verdict
 from tests.support.tiny_models import two_layers
 
-QUESTION = "How much sooner do agents get answers of real text with drafts, through the server?"
+QUESTION = (
+    "How much sooner do agents get answers of real text with drafts, or with caches of 8 bits, "
+    "through the server?"
+)
 CRITERION = (
-    "all answers are the recorded ones; with drafts at least 0.98 of the tokens per second "
-    "without, for each number of clients; with a fixed number of drafts, if measured, the tokens "
-    "per step of `draft_acceptance`"
+    "all answers are the recorded ones; with drafts, or with 8 bits, at least 0.98 of the tokens "
+    "per second without, for each number of clients; with a fixed number of drafts, if measured, "
+    "the tokens per step of `draft_acceptance`"
 )
 CLIENTS = (1, 4, 8)
 _BESIDE_POOL_GB = 32
@@ -65,7 +69,13 @@ LIMITS, SMALL_LIMITS = Limits(sessions=14), Limits(2, 3, 40)
 """So that all rounds take some minutes. Of the last 14 sessions, eight solve the same task."""
 TOLD = (MARK, "memory:")
 """Parts of the lines in a server's log that are worth printing."""
-OFF, AUTO = "off", "auto"
+OFF, AUTO, EIGHT = "off", "auto", "8 bits"
+FLAGS = {
+    OFF: ("--drafts", "off"),
+    AUTO: ("--drafts", "auto"),
+    EIGHT: ("--drafts", "auto", "--kv-bits", "8", "--kv-bits-force"),
+}
+"""A server's options on each side. A model with random weights may miss the bounds of 8 bits."""
 OWN, OTHERS = "own", "others"
 """The text from which drafts come: the session's own, or that of all sessions before."""
 
@@ -179,7 +189,7 @@ def tiny(tokenizer: Path | None, vocab: int) -> Module:
     """A model of two narrow layers for `vocab` tokens, or for those of another tokenizer."""
     if tokenizer is not None:
         vocab = Tokenizer.from_file(str(tokenizer)).get_vocab_size()
-    return two_layers(vocab)
+    return two_layers(vocab, head_dim=64)
 
 
 @dataclass(frozen=True)
@@ -209,7 +219,7 @@ class Servers:
         (own / "keys").write_text("\n".join(keys), encoding="utf-8")
         (own / "keys").chmod(0o600)
         server = semantic_server(
-            self.model, own, "--drafts", one.side, "--api-key-file", str(own / "keys"),
+            self.model, own, *FLAGS[one.side], "--api-key-file", str(own / "keys"),
             "--pool-gb", str(self.pool_gb), "--ram-gb", "2",
             "--served-model-name", MODEL_NAME, "--exact-batch", "on" if self.small else "auto",
             *(() if self.small else ("--memory-gb", str(self.pool_gb + _BESIDE_POOL_GB))),
@@ -235,17 +245,22 @@ class Servers:
                     print(line, flush=True)
 
 
-def plans(clients: Sequence[int], checked: Sequence[int], repeated: int = 1) -> list[list[Round]]:
+def plans(
+    clients: Sequence[int],
+    checked: Sequence[int],
+    repeated: int = 1,
+    sides: tuple[str, str] = (OFF, AUTO),
+) -> list[list[Round]]:
     """Return the rounds of each server. Sides that are `repeated` change places each time, as a
     machine's speed may change, and equal neighbours share a server."""
-    order = [side for i in range(repeated) for side in (OFF, AUTO)[:: -1 if i % 2 else 1]]
-    sides = [
+    order = [side for i in range(repeated) for side in sides[:: -1 if i % 2 else 1]]
+    usual = [
         [Round(side, n) for _ in same for n in clients]
         for side, same in itertools.groupby(order)
         if clients
     ]
     fixed = [[Round(AUTO, 1, own, n)] for n in checked for own in (True, False)]
-    return sides + fixed
+    return usual + fixed
 
 
 def measured(
@@ -272,7 +287,7 @@ def measured(
 def summary_of(
     samples: Sequence[Mapping[str, Scalar]], same_task: Sequence[Sequence[float]]
 ) -> dict[str, Json]:
-    """All rounds, and what drafts give to each number of clients."""
+    """All rounds, and what the second side gives to each number of clients."""
     lines: list[Json] = []
     for one, of_task in zip(samples, same_task, strict=True):
         lines.append({**one, "same_task": list(of_task)})
@@ -280,7 +295,8 @@ def summary_of(
 
 
 def compared(samples: Sequence[Mapping[str, Scalar]]) -> list[dict[str, float]]:
-    """Return the figures with drafts relative to those without, by the number of clients."""
+    """Return the figures of the second side relative to those of the first, by the number of
+    clients."""
     usual = [one for one in samples if "checked" not in one and "failure" not in one]
     by_side: dict[tuple[Scalar, int], list[Mapping[str, Scalar]]] = {}
     for one in usual:
@@ -291,8 +307,8 @@ def compared(samples: Sequence[Mapping[str, Scalar]]) -> list[dict[str, float]]:
 
     found: list[dict[str, float]] = []
     for (side, clients), mine in by_side.items():
-        their = by_side.get((OFF, clients))
-        if side == AUTO and their is not None:
+        their = by_side.get((usual[0]["side"], clients))
+        if side != usual[0]["side"] and their is not None:
             line: dict[str, float] = {"clients": clients}
             for name in ("decode_tok_s", "out_tok_s", "ttft_p50_s", "gap_max_ms"):
                 ratio = usual_of(name, mine) / max(1e-9, usual_of(name, their))
@@ -340,6 +356,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, action="append", help="may be repeated")
     parser.add_argument("--repeated", type=int, default=1, help="rounds of each side")
     parser.add_argument("--checked", type=int, action="append", help="may be repeated")
+    parser.add_argument(
+        "--bits", action="store_true", help="caches of 8 bits beside 16, instead of drafts"
+    )
     parser.add_argument("--only-checked", action="store_true", help="no other rounds")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--pool-gb", type=float, help="of the cache; 1 with --small, else 32")
@@ -355,10 +374,12 @@ def main(given: Sequence[str] | None = None) -> int:
 def run(arguments: argparse.Namespace, folder: Path) -> int:
     """All rounds, with one server after the other."""
     small, layers = cast(bool, arguments.small), cast(int, arguments.layers)
+    pool_gb = cast(float, arguments.pool_gb or (SMALL_POOL_GB if small else POOL_GB))
     clients = cast("list[int] | None", arguments.clients) or list(CLIENTS)
     clients = [] if arguments.only_checked else clients
     checked = cast("list[int] | None", arguments.checked) or []
-    rounds = plans(clients, checked, cast(int, arguments.repeated))
+    sides = (AUTO, EIGHT) if arguments.bits else (OFF, AUTO)
+    rounds = plans(clients, checked, cast(int, arguments.repeated), sides)
     given = Limits(arguments.most_sessions, arguments.turns, arguments.tokens)
     usual = SMALL_LIMITS if small else LIMITS
     limits = Limits(*(one or other for one, other in zip(given, usual, strict=True)))
@@ -377,13 +398,13 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
         parameters={
             "sessions": len(talks), "vocabulary": tokenizer.get_vocab_size(), "small": small,
             "turns": limits.turns, "tokens": limits.tokens,
+            "pool_gb": pool_gb,
         },
         seed=0,
     )  # fmt: skip
     samples: list[dict[str, Scalar]] = []
     same_task: list[list[float]] = []
     arguments.output.mkdir(parents=True, exist_ok=True)
-    pool_gb = cast(float, arguments.pool_gb or (SMALL_POOL_GB if small else POOL_GB))
     servers = Servers(folder, model, talks, end, small, pool_gb, arguments.stalls)
     for line, of_task in measured(servers, rounds):
         samples.append(line)

@@ -21,7 +21,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm import load
 
 from semantic.adapters.stores.disk.store import DiskStore
-from tests.support.durable import EVERY_ARCHITECTURE, digest_of, running, text
+from tests.support.durable import EVERY_ARCHITECTURE
 from tests.support.durable_worker import MAX_TOKENS
 from tests.support.lanes import THOROUGH, examples
 from tests.support.own_process import OwnProcess
@@ -285,15 +285,21 @@ def test_two_processes_share_agents_and_one_is_killed(tmp_path: Path) -> None:
 
 
 def test_another_process_goes_on_with_the_same_bytes_and_tokens(tmp_path: Path) -> None:
-    saved = {}
-    for architecture in EVERY_ARCHITECTURE:
-        with running(architecture, tmp_path / architecture) as life:
-            life.ask("ann", text(560, seed=1), 10)
-            saved[architecture] = digest_of(life.bodies("ann"))
-    resumer = OwnProcess("tests.support.durable_resume:main", tmp_path, *EVERY_ARCHITECTURE)
-    with closing(resumer):
-        code, said, errors = resumer.finish(_STUCK_S)
+    """The first is killed, with all its stores open."""
+    function = "tests.support.durable_resume:main"
+    with closing(OwnProcess(function, tmp_path, *EVERY_ARCHITECTURE)) as first:
+        saved = dict(_fields(first.stdout.readline()) for _ in EVERY_ARCHITECTURE)
+        first.kill()
+        assert first.wait() == -9
+    with closing(OwnProcess(function, tmp_path, *EVERY_ARCHITECTURE)) as second:
+        code, said, errors = second.finish(_STUCK_S)
     assert code == 0, errors
-    assert said.splitlines() == [
-        f"{architecture}\t{digest}\t570\t570\tdisk" for architecture, digest in saved.items()
-    ]
+    went_on = dict(map(_fields, said.splitlines()))
+    assert went_on.keys() == saved.keys() == set(EVERY_ARCHITECTURE)
+    for architecture, (*_, left) in saved.items():
+        assert went_on[architecture][:4] == [left, "571", "571", "disk"], architecture
+
+
+def _fields(line: str) -> tuple[str, list[str]]:
+    architecture, *fields = line.rstrip("\n").split("\t")
+    return architecture, fields

@@ -24,6 +24,7 @@ from semantic.domain.stored import Manifest, Tier
 from semantic.domain.value_objects import whole_blocks
 from tests.support.bodies import exported
 from tests.support.char_tokenizer import CharTokenizer
+from tests.support.eight_bits import EIGHT_BITS
 from tests.support.in_pages import SUFFIX, tiny_backend
 from tests.support.reference import generate, is_answer
 from tests.support.rig import Done, FixedBudget
@@ -40,8 +41,7 @@ EVERY_ARCHITECTURE = (
     "lfm2",
     "recurrent_gemma",
     "falcon_h1",
-    "gemma3 of 64 in 8 bits",
-    "deepseek_v3 of 64 in 8 bits",
+    *EIGHT_BITS,
 )
 TINY_MEMORY = 4096
 """A memory tier that holds next to nothing, so that the disk is read."""

@@ -154,7 +154,7 @@ def _qwen2_moe(hidden_size: int = 32) -> Module:
     )
 
 
-def two_layers(vocab: int) -> Module:
+def two_layers(vocab: int, head_dim: int = 16) -> Module:
     """A llama of two narrow layers for `vocab` tokens, with random weights."""
     model = llama.Model(
         llama.ModelArgs(
@@ -164,6 +164,7 @@ def two_layers(vocab: int) -> Module:
             intermediate_size=128,
             num_attention_heads=4,
             num_key_value_heads=2,
+            head_dim=head_dim,
             rms_norm_eps=1e-5,
             vocab_size=vocab,
             tie_word_embeddings=False,
