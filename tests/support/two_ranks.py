@@ -28,8 +28,10 @@ from semantic.adapters.mlx.model.short_steps import shorten
 from semantic.adapters.mlx.ranks.following import follow
 from semantic.adapters.mlx.ranks.leading import LeadingBackend
 from semantic.adapters.mlx.ranks.shard import Ranks, shard_model, shared_name
+from semantic.domain.value_objects import KvBits
 from semantic.ports.generation import at_once
 from semantic_fleet.ranks.launched import Grid
+from tests.support.eight_bits import EIGHT
 from tests.support.in_pages import SUFFIX
 from tests.support.ports import HERE, free_port
 from tests.support.tiny_models import tiny_model
@@ -122,7 +124,10 @@ def shard(name: str, ranks: Ranks) -> MLXBackend:
     shard_model(model, ranks)
     named = shared_name(f"tiny:{name}", "tiny", ranks)
     attention = pages_here() if name.endswith(SUFFIX) else None
-    form = wrapping(model, named, attention=attention, decoding=shortened, ranks=ranks)
+    bits: KvBits = 8 if EIGHT in name else 16
+    form = wrapping(
+        model, named, attention=attention, decoding=shortened, ranks=ranks, kv_bits=bits
+    )
     backend = at_once(form)
     assert backend.in_pages == name.endswith(SUFFIX)
     assert not backend.in_pages or hasattr(backend.model.model, "steps")  # they are shortened
