@@ -24,11 +24,13 @@ import os
 import statistics
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory, mkdtemp
@@ -42,7 +44,7 @@ from benchmarks import shapes
 from benchmarks.draft_acceptance import SAME_TASK, WANTED
 from benchmarks.gpu_drafts import LEAST
 from benchmarks.gpu_server import POOL_GB, SMALL_POOL_GB, write_large_model
-from benchmarks.recorded_talks import Limits, Talk, talks_in, use_tokenizer
+from benchmarks.recorded_talks import Exchange, Limits, Talk, talks_in, use_tokenizer
 from benchmarks.server_client import Answer, Client, RequestFailedError
 from benchmarks.server_measures import MODEL_NAME
 from benchmarks.server_process import ServerProcess, semantic_server
@@ -100,6 +102,8 @@ class Replay:
     answers: list[list[Answer]] = field(default_factory=list)
     others: int = 0
     """Answers that are not the recorded ones."""
+    refused: int = 0
+    """Requests that a full queue refused, and that were sent again."""
     failures: list[str] = field(default_factory=list)
 
     def run(self, port: int) -> None:
@@ -126,12 +130,27 @@ class Replay:
         client = Client(port, MODEL_NAME, key_of(self.number, at if self.plan.own else None))
         for one in self.talks[at].exchanges:
             try:
-                answer = client.ask(one.messages, len(one.tokens) + 1, seed=one.number)
+                answer = self._ask(client, one)
             except RequestFailedError as error:
                 self.failures.append(str(error)[:200])
                 return
             self.answers[at].append(answer)
             self.others += answer.text != one.answer
+
+    def _ask(self, client: Client, one: Exchange) -> Answer:
+        """The answer, with the waits of a client that a full queue refused."""
+        sent = time.perf_counter()
+        while True:
+            try:
+                answer = client.ask(one.messages, len(one.tokens) + 1, seed=one.number)
+            except RequestFailedError as error:
+                if error.status != HTTPStatus.TOO_MANY_REQUESTS:
+                    raise
+                self.refused += 1
+                time.sleep(1)
+            else:
+                answer.sent = sent
+                return answer
 
     def figures(self) -> dict[str, Scalar]:
         """What all clients got."""
@@ -140,7 +159,7 @@ class Replay:
         found: dict[str, Scalar] = {
             "side": self.plan.side, "clients": self.plan.clients,
             "source": OWN if self.plan.own else OTHERS, "answers": asked,
-            "as_recorded": len(answers) - self.others,
+            "as_recorded": len(answers) - self.others, "refused": self.refused,
         }  # fmt: skip
         if self.failures or not answers:
             return found | {"failure": (self.failures or ["no answer"])[0]}
