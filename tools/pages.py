@@ -7,8 +7,8 @@ What is included stands between two marks; the first names a kind and a place:
 `file` is a whole file, `part` what is between two comments of a file, `call` the expression that a
 function of a test file returns, with its imports. `setup` is how `tests/agents` sets up an agent,
 `settings` what `semantic launch --write` writes, `words` a command line in a constant of a test
-file; `cli`, `http`, `statuses` and `families` are the references. Of tests the address of the
-server, the names of models and the constants of `tests.clients.talk` become what a reader types.
+file; `cli`, `http`, `statuses`, `families` and `models` are the references. Of tests the address
+of the server, models' names and the constants of `tests.clients.talk` become what a reader types.
 
 Run: python -m tools.pages [--check] [FILE ...]
 """
@@ -199,6 +199,7 @@ _KINDS: Final[Mapping[str, Callable[[str], str]]] = {
     "setup": _setup,
     "settings": _settings,
     "families": lambda _: f"\n{references.families()}\n",
+    "models": lambda _: f"\n{references.models()}\n",
     "cli": lambda name: f"\n{references.command_line(name)}\n",
     "http": lambda _: f"\n{references.http(_openapi())}\n",
     "statuses": lambda _: f"\n{references.statuses(_openapi())}\n",

@@ -15,9 +15,17 @@ from typing import Final
 from typer.core import TyperArgument, TyperGroup, TyperOption
 from typer.main import get_command
 
+from semantic.adapters.mlx.device import Device
 from semantic.application.chat.families import FAMILIES, reasoning_parsers
+from semantic.cli.models.choosing import best
+from semantic.cli.report import show_bytes
+from semantic.composition.known_models import known_models
 from tests.families.answers import ANSWERS
 
+_MACS: Final = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192)
+"""GiB of memory in Macs."""
+_LARGE_MAC: Final = 36
+"""GiB from which macOS lets a GPU use three quarters of the memory by default, not two thirds."""
 Json = Mapping[str, object]
 Elsewhere = Mapping[str, Sequence[TyperOption]]
 """Options that other pages have, by a link to each."""
@@ -104,6 +112,30 @@ def families() -> str:
     ]
     heads = ["`--tool-call-parser`", "Models", "A call", "In one answer", "Forced and strict calls"]
     return "\n\n".join((_table(heads, calls), _table(["`--reasoning-parser`", "Between"], marks)))
+
+
+def models() -> str:
+    """The models with short names: what they take, and what they are for."""
+    heads = ["Name", "Hub id", "Download", "Context", "An agent of 100k tokens", "For"]
+    rows = [
+        [
+            _code(one.name),
+            _code(one.hub_id),
+            show_bytes(one.n_bytes),
+            f"{one.context_tokens // 1024}k",
+            show_bytes(100_000 * one.token_bytes),
+            one.good_for,
+        ]
+        for one in known_models()
+    ]
+    choices: dict[str, list[int]] = {}
+    for memory in _MACS:
+        part, whole = (2, 3) if memory < _LARGE_MAC else (3, 4)
+        found = best(Device("Metal", "", memory << 30, 0, (memory << 30) * part // whole))
+        choices.setdefault("-" if found is None else _code(found.model.name), []).append(memory)
+    macs = [[", ".join(map(str, sizes)), name] for name, sizes in choices.items()]
+    first = _table(["GiB of a Mac", "First choice for coding agents"], macs)
+    return "\n\n".join((first, _table(heads, rows)))
 
 
 def _code(text: str) -> str:

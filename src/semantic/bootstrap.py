@@ -78,15 +78,15 @@ def build_engine(
     return assemble(settings, mlx_provider(settings), on_store_unavailable, observer)
 
 
-def assemble(
+def assembling(
     settings: Settings,
     provider: ModelProviderPort,
     on_store_unavailable: OnStoreUnavailable | None = None,
     observer: BlockObserver | None = None,
-) -> App:
-    """Build an engine as `build_engine` does, with a model from `provider`."""
+) -> Slices[App]:
+    """Build an engine as `build_engine` does, with a model from `provider`, in slices."""
     with suggesting(settings.model):
-        model, tokenizer = provider.load_model(
+        model, tokenizer = yield from provider.load_in_slices(
             settings.model, settings.adapter_folder, kv_bits=settings.kv_bits
         )
     spec = provider.extract_spec(model)
@@ -98,6 +98,18 @@ def assemble(
         if isinstance(model, LeadingBackend):
             model.before_end(store.flush)
     return _new_app(model, tokenizer, pool, store, settings)
+
+
+def assemble(
+    settings: Settings,
+    provider: ModelProviderPort,
+    on_store_unavailable: OnStoreUnavailable | None = None,
+    observer: BlockObserver | None = None,
+) -> App:
+    """Do as `assembling` does, in one call."""
+    from semantic.ports.generation import at_once
+
+    return at_once(assembling(settings, provider, on_store_unavailable, observer))
 
 
 def follow_first(settings: Settings) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -35,11 +34,12 @@ from semantic.bootstrap import (
     App,
     OnStoreUnavailable,
     Shared,
-    build_engine,
+    assembling,
     build_in_slices,
     rebuild_app,
 )
 from semantic.composition.engine_settings import NamedAdapter, Settings
+from semantic.composition.framework import mlx_provider
 from semantic.composition.memory_shares import give_up_under_pressure, guarded_loop, heed_ranks
 from semantic.composition.named_models import model_name, model_path, parse_adapter
 from semantic.composition.process_stores import (
@@ -130,13 +130,14 @@ async def load_serving(
     public: list[tuple[int, ...]] = []
     publisher = None if settings.events is None else open_events(*settings.events)
 
-    def build() -> BlockPoolBatchEngine:
-        apps.append(build_engine(settings.engine, on_store_unavailable, publisher))
-        return apps[-1].engine
-
-    def build_one_of(shared: Shared) -> Slices[BlockPoolBatchEngine]:
-        apps.append((yield from build_in_slices(settings.engine, shared)))
-        return apps[-1].engine
+    def build() -> Slices[BlockPoolBatchEngine]:
+        if shared is None:
+            provider = mlx_provider(settings.engine)
+            app = yield from assembling(settings.engine, provider, on_store_unavailable, publisher)
+        else:
+            app = yield from build_in_slices(settings.engine, shared)
+        apps.append(app)
+        return app.engine
 
     def rebuild() -> BlockPoolBatchEngine:
         apps.append(rebuild_app(apps.pop()))
@@ -147,7 +148,7 @@ async def load_serving(
     if shared is None:
         loop = loop or guarded_loop(settings.engine, logger.info)
     thread = EngineThread(
-        build if shared is None else partial(build_one_of, shared),
+        build,
         rebuild,
         settings.limits,
         loop=loop if shared is None else shared.loop,
@@ -157,7 +158,7 @@ async def load_serving(
     async with AsyncExitStack() as undo:
         if publisher is not None:
             undo.callback(publisher.close)
-        undo.push_async_callback(_give_up, thread, in_slices=shared is not None)
+        undo.push_async_callback(asyncio.to_thread, thread.stop, drain=False)
         thread.start()
         await asyncio.wrap_future(thread.ready)
         if loop is not None:
@@ -179,14 +180,6 @@ async def load_serving(
 
 def _report_failure(error: Exception) -> None:
     logger.error("unexpected %s: %s", type(error).__name__, error)
-
-
-async def _give_up(thread: EngineThread, *, in_slices: bool) -> None:
-    if in_slices:
-        await asyncio.to_thread(thread.stop, drain=False)  # between two slices
-    else:
-        # Loading cannot be cancelled at once: the thread stops after it.
-        threading.Thread(target=thread.stop, kwargs={"drain": False}, daemon=True).start()
 
 
 async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) -> Embeddings:
@@ -234,7 +227,7 @@ def _build_serving(
     thread: EngineThread, app: App, settings: ServeSettings, turns: TurnsPort | None = None
 ) -> Serving:
     from semantic.adapters.mlx.backend import MLXBackend
-    from semantic.adapters.mlx.model.description import read_context
+    from semantic.adapters.mlx.kv_cache.model_spec import read_context
     from semantic.adapters.mlx.model.provider import find_folder
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from semantic.adapters.mlx import kernel_files
-from semantic.adapters.mlx.kernel_files import KernelFolder
-from semantic.adapters.mlx.model.cache_quality import CacheQuality, finding_quality, measuring, text
+from semantic.adapters.mlx.kernel_files import KernelFolder, write_note
+from semantic.adapters.mlx.kv_cache.model_spec import read_context
+from semantic.adapters.mlx.model.cache_quality import (
+    CacheQuality,
+    finding_quality,
+    measuring,
+    note_of,
+    text,
+)
 from semantic.adapters.mlx.model.provider import MLXModelProvider
 from semantic.domain.errors import UnsupportedModelError
 from semantic.ports.generation import at_once
 from tests.cli.support import semantic
 from tests.support.model_folder import write_model
+from tests.zoo.folder import drawn
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +69,44 @@ def test_a_model_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(StopIteration) as found:
         next(again)
     assert found.value.value == noted
-    file.write_text('{"divergence": 1}')
-    measured = finding_quality(model.model, model.model_id, tokenizer)
-    assert next(measured) is None  # it computes
     other = finding_quality(model.model, "another model", tokenizer)
-    assert next(other) is None
+    assert next(other) is None  # it computes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"divergence": "abc"}, {"divergence": None}, {"agreement": [1]}, {"largest": math.nan},
+     {"n_tokens": True}, {"more": 1}, "[" * 100_000, "9" * 5000, "{}", " " * (2 << 20)],
+)  # fmt: skip
+def test_a_damaged_note_is_measured_again(
+    change: dict[str, object] | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_files, "_own", [KernelFolder(tmp_path)])
+    model, tokenizer = MLXModelProvider().load_model()
+    good = CacheQuality(0.001, 0.01, 0.99, 4096)
+    write_note(note_of("a model"), asdict(good))
+    (file,) = (tmp_path / "notes").glob("kv8-*")
+    with pytest.raises(StopIteration):
+        next(finding_quality(model.model, "a model", tokenizer))
+    file.write_text(change if isinstance(change, str) else json.dumps(asdict(good) | change))
+    assert next(finding_quality(model.model, "a model", tokenizer)) is None
+    file.unlink()
+    os.mkfifo(file)
+    assert next(finding_quality(model.model, "a model", tokenizer)) is None
+    file.unlink()
+    file.mkdir()
+    write_note(file, asdict(good))
+    assert [one.name for one in (tmp_path / "notes").iterdir()] == [file.name]
+
+
+def test_a_text_is_not_longer_than_the_context() -> None:
+    """GPT-2 would read past its table of positions."""
+    model, tokenizer = MLXModelProvider().load_model()
+    assert len(text(tokenizer)) == 4096
+    assert len(text(tokenizer, 100)) == 100
+    assert read_context(model.model) == 8192
+    learned = drawn("gpt2")
+    assert read_context(learned) == learned.args.n_positions
 
 
 def test_a_model_that_8_bits_change_too_much_needs_force(unsure: Path) -> None:

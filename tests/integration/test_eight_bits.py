@@ -16,8 +16,9 @@ from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.cache.agent_notes import end_reason
+from semantic.bootstrap import load
 from semantic.domain.block_hash import Part
-from semantic.domain.errors import UnsupportedModelError
+from semantic.domain.errors import InvalidRequestError, UnsupportedModelError
 from tests.support.bodies import exported
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.eight_bits import EIGHT, EIGHT_BITS
@@ -141,6 +142,12 @@ def test_heads_that_groups_do_not_divide_are_refused() -> None:
         wrap_model(tiny_model("llama"), kv_bits=8)
     with pytest.raises(UnsupportedModelError, match=words):
         wrap_model(tiny_model("llama"), attention=lambda _: PortableAttention(), kv_bits=8)
+
+
+@pytest.mark.parametrize("bits", [4, "8", None, True, 8.0])
+def test_other_bits_are_refused_by_the_library(bits: object) -> None:
+    with pytest.raises(InvalidRequestError, match="kv_bits must be 8 or 16, got "):
+        load(kv_bits=bits)  # type: ignore[arg-type]
 
 
 def test_a_model_that_keeps_other_caches_is_refused() -> None:

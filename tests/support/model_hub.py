@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -107,10 +108,22 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0].strip("/")
         if path.startswith("content/"):
             self._send_content(path.removeprefix("content/"))
+        elif path == "api/models":
+            self._send_found(parse_qs(self.path.partition("?")[2]))
         elif path.startswith("api/models/"):
             self._send_api(path.removeprefix("api/models/"))
         else:
             self._send_file(path)
+
+    def _send_found(self, asked: dict[str, list[str]]) -> None:
+        """Models with the words in their ids; those asked for by `filter=mlx` alone."""
+        words = " ".join(asked.get("search", [])).lower().split()
+        found = [
+            {"id": one, "downloads": 100 - at, "lastModified": "2026-10-01T00:00:00.000Z"}
+            for at, one in enumerate(self.state.models)
+            if all(word in one.lower() for word in words) and asked.get("filter") == ["mlx"]
+        ]
+        self._reply(200, json.dumps(found[: int(asked["limit"][0])]).encode())
 
     def _send_api(self, path: str) -> None:
         hub_id = "/".join(path.split("/")[:2])

@@ -352,7 +352,7 @@ def check_calls(tokenizer: MLXTokenizer) -> Finding:
 
 def check_fit(pool: BlockPool, model: MLXBackend) -> Finding:
     """Report the longest possible context, and the number of agents that fit in the pool."""
-    from semantic.adapters.mlx.model.description import read_context
+    from semantic.adapters.mlx.kv_cache.model_spec import read_context
     from semantic.serve import context_limit
 
     longest = context_limit(pool, read_context(model.model), None)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from semantic.application.models.model_names import most_similar
 from semantic.composition.engine_settings import ADAPTER_MARK, DEFAULT_MODEL, NamedAdapter, Settings
 from semantic.composition.framework import mlx_provider
+from semantic.composition.known_models import known_hub_id, known_models
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError, OperatorError
 from semantic.domain.value_objects import KvBits
 
@@ -46,7 +47,7 @@ def kv_bits_of(given: Sequence[str], names: Collection[str], known: Collection[s
     """Return what `[NAME=]BITS` in `given`, perhaps between commas, say of the model with these
     `names`. Other models have the names `known`. Raises InvalidRequestError."""
     by_name: dict[str, KvBits] = {}
-    for one in filter(None, ",".join(given).split(",")):
+    for one in filter(None, map(str.strip, ",".join(given).split(","))):
         name, _, bits = one.rpartition("=")
         if bits not in _KV_BITS:
             fewer = "; fewer bits than 8 change reasoning and tool calls" * (bits in _FEWER_BITS)
@@ -54,9 +55,8 @@ def kv_bits_of(given: Sequence[str], names: Collection[str], known: Collection[s
                 f"--kv-bits must be 8 or 16, or int8 or auto, got {bits[:100]!r}{fewer}"
             )
         if name and name not in {*names, *known}:
-            raise InvalidRequestError(
-                f"--kv-bits {one[:200]}: NAME must be one of {', '.join((*names, *known))}"
-            )
+            all_names = ", ".join(dict.fromkeys((*names, *known)))
+            raise InvalidRequestError(f"--kv-bits {one[:200]}: NAME must be one of {all_names}")
         by_name[name] = _KV_BITS[bits]
     return next((by_name[name] for name in (*names, "") if name in by_name), 16)
 
@@ -91,13 +91,13 @@ def model_path(model: str) -> Path:
 
 
 def model_of(name: str) -> str:
-    """Return the model that `name` is an alias of. Any other name stays unchanged. Raises
-    InvalidRequestError if the file of aliases is unreadable."""
+    """Return the model that `name` is an alias or a short name of. Any other name stays unchanged.
+    Raises InvalidRequestError if the file of aliases is unreadable."""
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases
 
     if name == DEFAULT_MODEL or not is_alias_name(name) or model_path(name).is_dir():
         return name
-    return read_aliases().all().get(name, name)
+    return read_aliases().all().get(name) or known_hub_id(name) or name
 
 
 def remember_served(model: str, names: Sequence[str]) -> None:
@@ -135,7 +135,7 @@ def similar_model(name: str) -> str | None:
     from semantic.adapters.hub.aliases import read_aliases
     from semantic.adapters.hub.hub_cache import cached_ids
 
-    known = [DEFAULT_MODEL, *cached_ids()]
+    known = [DEFAULT_MODEL, *(one.name for one in known_models()), *cached_ids()]
     with suppress(InvalidRequestError):  # the file of aliases is unreadable
         known += read_aliases().all()
     return most_similar(name, known)

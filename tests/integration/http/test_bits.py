@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.http_server import Address
-from tests.support.serve_process import ServeProcess, served
+from tests.support.http_server import Address, until
+from tests.support.lanes import more
+from tests.support.serve_process import OURS, ServeProcess, served
 
 pytestmark = pytest.mark.process
 
 N_AGENTS = 14
 POOL = ("--pool-gb", "0.012")
+TAR = {"Content-Type": "application/x-tar"}
 
 
 def address_of(server: ServeProcess) -> Address:
@@ -56,9 +62,33 @@ def test_a_pool_keeps_nearly_twice_the_agents(tmp_path: Path) -> None:
 
 def test_an_agent_moves_between_servers_of_other_bits(tmp_path: Path) -> None:
     other = "The agent's cache has other bits; see --kv-bits."
+    archive = b""
     for bits, cached, why in (("16", False, "No cached"), ("8", False, other), ("16", True, "The")):
         with served(tmp_path, "--kv-bits", bits) as process:
             server = address_of(process)
             assert (ask(server, 1) > 500) == cached
             assert reason(server, 1).startswith(why)
             assert reason(server, 1) != other or bits == "8"
+            if bits == "8":
+                moved = server.ask("POST", "/v1/agents/import?name=b", archive, TAR)
+                assert moved.status == 400
+                assert b"this agent's cache has other bits: see --kv-bits" in moved.body
+            archive = server.ask("GET", "/v1/agents/a-1/export").body
+
+
+@pytest.mark.parametrize("seconds", [1.0, *more(0.2, 2.0, 3.0)])
+def test_a_signal_ends_the_measurement_of_a_model(tmp_path: Path, seconds: float) -> None:
+    """It takes seconds, and MLX must not compute while the process ends."""
+    command = (sys.executable, "-m", "semantic", "serve", "--port", "0", "--no-store")
+    fresh = {**os.environ, **OURS, "XDG_CACHE_HOME": str(tmp_path)}
+    server = ServeProcess((*command, "--kv-bits", "8"), fresh)
+    try:
+        until(lambda: any(line.startswith("memory: ") for line in server.log))
+        time.sleep(seconds)
+        server.signal(signal.SIGTERM)
+        assert server.wait(60.0) == 0, server.tail
+        assert server.log[-1] == "stopped"
+        assert not any("ready" in line for line in server.log)
+        assert not any("longer than the specified" in line for line in server.log)
+    finally:
+        server.kill()

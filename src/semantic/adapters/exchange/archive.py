@@ -91,6 +91,8 @@ class AgentArchives:
         return Incoming(self._durable, check, self._folder, self._model)
 
     def _require_model(self, document: AgentDocument) -> None:
+        if document.layout == self._layout.other_name:
+            raise InvalidRequestError("this agent's cache has other bits: see --kv-bits")
         if document.namespace != self._namespace:
             raise InvalidRequestError(
                 f"this agent belongs to another model ({document.model!r:.200}, id "

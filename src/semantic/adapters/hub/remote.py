@@ -23,7 +23,7 @@ from huggingface_hub.errors import (
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
 )
-from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.hf_api import ModelInfo, RepoFile
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from semantic.domain.errors import (
@@ -88,6 +88,28 @@ def look_up(hub_id: str, patterns: Sequence[str]) -> RemoteModel:
         files = {entry.path: _file(entry) for entry in tree if isinstance(entry, RepoFile)}
     wanted = [path for path in sorted(files) if any(fnmatchcase(path, one) for one in patterns)]
     return RemoteModel(hub_id, commit, tuple(files[path] for path in wanted))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model that the hub found, with its downloads of a month and the date of its last change."""
+
+    hub_id: str
+    downloads: int
+    changed: str
+
+
+def search_models(words: str, limit: int) -> list[FoundModel]:
+    """Return models for MLX with `words` in their names, the most downloaded first. Raises
+    OperatorError if the hub is unreachable."""
+    with hub_errors(words):
+        found = HfApi().list_models(search=words, filter="mlx", sort="downloads", limit=limit)
+        return [_found(one) for one in found]
+
+
+def _found(model: ModelInfo) -> FoundModel:
+    changed = model.last_modified or model.created_at
+    return FoundModel(model.id, model.downloads or 0, f"{changed:%Y-%m-%d}" if changed else "-")
 
 
 @contextmanager

@@ -31,6 +31,7 @@ _VARIABLES: Final = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
 _MEND: Final = "set TMPDIR to a folder of yours in which programs can run"
 _ROOM: Final = 64 << 20
 """Bytes of free space that the folder needs."""
+_MOST_NOTE: Final = 1 << 20
 _LOADED: Final = Path("/proc/self/maps")
 
 
@@ -135,13 +136,23 @@ def note(name: str) -> Path | None:
     return folder / name
 
 
+def read_note(path: Path | None) -> bytes:
+    """Return what is in a file of `note`, or nothing if it is missing or too long."""
+    with suppress(OSError):
+        if path is not None and path.is_file() and path.stat().st_size <= _MOST_NOTE:
+            return path.read_bytes()
+    return b""
+
+
 def write_note(path: Path | None, document: object) -> None:
     """Write a file of `note` as JSON, if there is one. A failure costs later processes time."""
     if path is not None:
+        part = path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
-            part = path.with_suffix(f".{os.getpid()}")
             part.write_text(json.dumps(document))
             part.replace(path)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)  # a folder has the file's name
 
 
 def keep() -> None:

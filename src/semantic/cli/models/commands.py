@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semantic.cli.edge import EXIT_INTERRUPTED, print_error, print_notice
+from semantic.cli.models.choosing import search, suggest
 from semantic.cli.models.facts import (
     AGENT_TOKENS,
     Capacity,
@@ -192,6 +193,8 @@ def alias(
 
 
 MODEL_COMMANDS: dict[str, Callable[..., None]] = {
+    "suggest": suggest,
+    "search": search,
     "ls": ls,
     "show": show,
     "pull": pull,

@@ -2,7 +2,7 @@
 
 A group of 64 numbers of a head becomes 64 bytes, from its lowest number up in steps of one size.
 The steps and the lowest numbers of all groups, in bfloat16, follow the head's bytes. Nothing
-depends on other tokens or heads, so a token has the same bytes in any chunk and in any batch.
+depends on other tokens or heads, so equal numbers have equal bytes in any chunk and in any batch.
 """
 
 from __future__ import annotations

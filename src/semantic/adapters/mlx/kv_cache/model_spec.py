@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -19,6 +19,9 @@ from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache, make_prompt
 from semantic.adapters.mlx.kv_cache import attention_hook, spec_reader
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
+
+_CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "model_max_length")
+"""Names of a configuration's number of positions."""
 
 NARROW = 8
 """The number of tokens in a narrowed window, chunk or token budget."""
@@ -266,3 +269,15 @@ def _depends_on_length(rope: Module, dims: int) -> bool:
         few, many = turn(x[:, :, :NARROW]), turn(x)[:, :, :NARROW]
         return not bool(mx.allclose(few, many, atol=1e-3))
     return False
+
+
+def read_context(model: object) -> int | None:
+    """Return the model's context length in tokens; None if unknown."""
+    arguments = getattr(model, "args", None)
+    nested = getattr(arguments, "text_config", None)
+    for name in _CONTEXT_FIELDS:
+        own = getattr(arguments, name, None)
+        found = nested.get(name) if own is None and isinstance(nested, Mapping) else own
+        if isinstance(found, int) and found > 0:
+            return found
+    return None

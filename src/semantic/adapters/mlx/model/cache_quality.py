@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Protocol, cast
 
 import mlx.core as mx
@@ -15,8 +17,9 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from semantic.adapters.mlx.arrays import token_ids
-from semantic.adapters.mlx.kernel_files import note, write_note
+from semantic.adapters.mlx.kernel_files import note, read_note, write_note
 from semantic.adapters.mlx.kv_cache.eight_bits import rounded
+from semantic.adapters.mlx.kv_cache.model_spec import read_context
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.domain.identity import digest
 from semantic.ports.generation import Slices
@@ -25,9 +28,10 @@ MOST_DIVERGENCE, LEAST_AGREEMENT = 0.01, 0.965
 """The bounds beyond which a model needs `--kv-bits-force`."""
 
 TOKENS = 4096
-_CHUNK = 256
-_CHARACTERS = 4
-"""The characters of source code in a token, about."""
+_CHUNK = 64
+"""Tokens between two steps of other models."""
+_PIECE = 2000
+"""Characters to tokenize at once: a tokenizer warns of a text that is longer than a context."""
 
 Rounds = Callable[[mx.array], mx.array]
 """Rounds keys or values."""
@@ -66,32 +70,47 @@ def finding_quality(
 ) -> Slices[CacheQuality]:
     """Return the quality that an earlier process noted for the model `name`, or measure it. Yields
     after each chunk. `agree` makes all ranks of a sharded model do the same."""
-    path = note(f"kv8-{digest('kv8-v1', name.encode()).hex()[:32]}.json")
-    known = None
-    with suppress(OSError, ValueError, TypeError):
-        known = CacheQuality(**json.loads(b"" if path is None else path.read_bytes()))
+    path = note_of(name)
+    known = _known(read_note(path))
     if agree(known is not None) and known is not None:
         return known
-    found = yield from measuring(model, text(tokenizer))
+    found = yield from measuring(model, text(tokenizer, read_context(model) or TOKENS))
     write_note(path, asdict(found))
     return found
+
+
+def note_of(name: str) -> Path | None:
+    """Return the path of the note about the model `name`, as `kernel_files.note` does."""
+    return note(f"kv8-{digest('kv8-v1', name.encode()).hex()[:32]}.json")
+
+
+def _known(text: bytes) -> CacheQuality | None:
+    with suppress(ValueError, TypeError, RecursionError):
+        found = CacheQuality(**json.loads(text))
+        values = astuple(found)
+        if all(type(one) in (int, float) and math.isfinite(one) for one in values):
+            return found
+    return None
 
 
 def measuring(
     model: Module, tokens: Sequence[int], rounds: Rounds = rounded
 ) -> Slices[CacheQuality]:
     """Compare the model with itself, with keys and values that `rounds` rounds, by default to 8
-    bits. Yields after each chunk."""
+    bits. Yields after each chunk of a side."""
     sides = [make_prompt_cache(model), rounding(make_prompt_cache(model), rounds)]
     divergences: list[mx.array] = []
     same: list[mx.array] = []
     for at in range(0, len(tokens), _CHUNK):
-        part = token_ids([tokens[at : at + _CHUNK]])
-        right, found = (_log_probabilities(model(part, cache=caches)[0]) for caches in sides)
+        part, logits = token_ids([tokens[at : at + _CHUNK]]), []
+        for caches in sides:
+            logits.append(_log_probabilities(model(part, cache=caches)[0]))
+            mx.eval(logits[-1], [one.state for one in caches])
+            yield None
+        right, found = logits
         divergences.append((mx.exp(right) * (right - found)).sum(axis=-1))
         same.append(mx.argmax(right, axis=-1) == mx.argmax(found, axis=-1))
-        mx.eval(divergences[-1], same[-1], [[one.state for one in caches] for caches in sides])
-        yield None
+        mx.eval(divergences[-1], same[-1])
     divergence = mx.concatenate(divergences)
     return CacheQuality(
         cast(float, divergence.mean().item()),
@@ -126,13 +145,14 @@ def _log_probabilities(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
-def text(tokenizer: MLXTokenizer, n_tokens: int = TOKENS) -> list[int]:
-    """Return tokens of source code, which agents read most."""
+def text(tokenizer: MLXTokenizer, most: int = TOKENS) -> list[int]:
+    """Return at most `most` tokens of source code, which agents read most, and at most 4,096."""
+    n_tokens = min(most, TOKENS)
     sources = sorted(files("semantic.domain").iterdir(), key=lambda one: one.name)
     code = "".join(one.read_text("utf-8") for one in sources if one.name.endswith(".py"))
     found: list[int] = []
-    part = 0
-    while len(found) < n_tokens and part < len(code):
-        part += n_tokens * _CHARACTERS
-        found = tokenizer.encode(code[:part])
+    for at in range(0, len(code), _PIECE):
+        if len(found) >= n_tokens:
+            break
+        found += tokenizer.encode(code[at : at + _PIECE], add_special_tokens=not at)
     return found[:n_tokens]

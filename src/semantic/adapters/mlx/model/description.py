@@ -16,7 +16,7 @@ from mlx_lm.utils import get_total_parameters, load_config
 from safetensors import safe_open
 
 from semantic.adapters.mlx.device import on_cpu
-from semantic.adapters.mlx.kv_cache.model_spec import read_spec
+from semantic.adapters.mlx.kv_cache.model_spec import read_context, read_spec
 from semantic.adapters.mlx.model.adapter import Adapter, apply_adapter, arrays_of, read_adapter
 from semantic.adapters.mlx.model.fingerprint import file_states, weight_files
 from semantic.adapters.mlx.model.provider import LOAD_ERRORS
@@ -31,7 +31,6 @@ from semantic.ports.serving import ModelDetails
 
 _CONFIG = "config.json"
 _GENERATION_CONFIG = "generation_config.json"
-_CONTEXT_FIELD = "max_position_embeddings"
 _MAX_CONFIG_BYTES = 1 << 22
 _MAX_LAYERS = 2048
 """The maximum number of layers. Configurations are untrusted, and building layers is slow."""
@@ -231,15 +230,6 @@ def _kinds_of_weights(folder: Path) -> Iterator[str]:
 
 def _whole(value: object) -> int | None:
     return value if type(value) is int else None
-
-
-def read_context(model: object) -> int | None:
-    """Return the model's context length in tokens; None if unknown."""
-    arguments = getattr(model, "args", None)
-    nested = getattr(arguments, "text_config", None)
-    own = getattr(arguments, _CONTEXT_FIELD, None)
-    found = nested.get(_CONTEXT_FIELD) if own is None and isinstance(nested, Mapping) else own
-    return found if isinstance(found, int) and found > 0 else None
 
 
 def read_sampling(folder: Path) -> SamplingParams:

@@ -32,7 +32,7 @@ from semantic.adapters.mlx.batch.batch_rows import BatchRows
 from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch, NewSequence
 from semantic.adapters.mlx.cuda.rows_product import MOST_ROWS
 from semantic.adapters.mlx.device import on_cuda, read_device
-from semantic.adapters.mlx.kernel_files import note, write_note
+from semantic.adapters.mlx.kernel_files import note, read_note, write_note
 from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import RowSize, exact, row_size
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
@@ -138,10 +138,8 @@ class _Notes:
 
     def read(self) -> _Choice | None:
         """Return the kept choice; None if the file is missing or damaged."""
-        if self._path is None:
-            return None
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            known = json.loads(self._path.read_bytes())
+        with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            known = json.loads(read_note(self._path))
             parts = {str(name): tuple(sizes) for name, sizes in known["parts"].items()}
             lane, possible = Lane(**known["lane"]), sizes_of(self._size)
             if lane.fewest not in _FEWEST or lane.most not in (None, *possible):

@@ -17,7 +17,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from semantic.adapters.mlx import extra_to_install
 from semantic.adapters.mlx.device import on_cpu
-from semantic.adapters.mlx.model.description import read_config, read_context, read_details
+from semantic.adapters.mlx.kv_cache.model_spec import read_context
+from semantic.adapters.mlx.model.description import read_config, read_details
 from semantic.adapters.mlx.model.fingerprint import fingerprint, only_weights
 from semantic.adapters.mlx.model.provider import LOAD_ERRORS, load_tokenizer, reading_model
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer

@@ -63,6 +63,7 @@ from semantic.adapters.mlx.model.fingerprint import (
 from semantic.adapters.mlx.model.joined import share
 from semantic.adapters.mlx.model.lanes import choosing_lane
 from semantic.adapters.mlx.model.short_steps import keep_long, shorten_here
+from semantic.adapters.mlx.model.unusable_files import describe_gguf, find_problem, is_gguf
 from semantic.adapters.mlx.prefill import first_chunks
 from semantic.adapters.mlx.ranks.leading import shard_backend
 from semantic.adapters.mlx.ranks.shard import Ranks, shard_model, shared_name
@@ -112,10 +113,11 @@ LOAD_ERRORS = (
 
 
 class _Reading:
-    """Turn any loading error into ModelNotFoundError with `advice`. The tokenizers library raises
-    bare `Exception`s and panics, and some modules of mlx-lm call exit."""
+    """Turn any loading error into ModelNotFoundError, with the file at fault or with `advice`. The
+    tokenizers library raises bare `Exception`s and panics, and some modules of mlx-lm call exit."""
 
     def __init__(self, what: str, folder: Path, advice: str = "") -> None:
+        self._folder = folder
         self._words = f"cannot load {what} in {folder}: "
         self._advice = advice
 
@@ -128,7 +130,8 @@ class _Reading:
             return
         expected = kind is Exception or issubclass(kind, (*LOAD_ERRORS, SystemExit))
         if expected or kind.__module__ == "pyo3_runtime":
-            raise ModelNotFoundError(f"{self._words}{error}{self._advice}") from error
+            reason = find_problem(self._folder) or f"{error}{self._advice}"
+            raise ModelNotFoundError(f"{self._words}{reason}") from error
 
 
 @dataclass(eq=False)
@@ -183,6 +186,8 @@ class MLXModelProvider:
         *,
         kv_bits: KvBits = 16,
     ) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
+        if type(kv_bits) is not int or kv_bits not in (PACKED_BITS, 16):
+            raise InvalidRequestError(f"kv_bits must be 8 or 16, got {kv_bits!r:.20}")
         folder = find_folder(model_id)
         if self.ranks is None and self._meet is not None:
             self.ranks = self._meet()
@@ -421,6 +426,8 @@ def find_local(model_id: str) -> Path | None:
     if model_id == EMBEDDED_MODEL:
         return _MODELS / EMBEDDED_MODEL
     folder = Path(model_id).expanduser()
+    if is_gguf(folder):
+        raise ModelNotFoundError(describe_gguf(folder))
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             if (folder / CONFIG).is_file():
