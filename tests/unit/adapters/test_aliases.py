@@ -141,7 +141,7 @@ def test_a_server_without_names_reads_and_writes_nothing() -> None:
         ("orgg/qwen3-8b-4bit", "org/Qwen3-8B-4bit"),
         ("codr", "coder"),
         ("entirely-different", None),
-        ("coder", None),
+        ("coder", "qwen3-coder"),  # a known model: the alias itself is no suggestion
     ],
 )
 def test_a_similar_name_is_one_that_is_known(
