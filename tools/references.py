@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from semantic.adapters.mlx.device import Device
 from semantic.application.chat.families import FAMILIES, reasoning_parsers
-from semantic.cli.models.choosing import best
+from semantic.cli.models.choosing import best, suggestions
 from semantic.cli.report import show_bytes
 from semantic.composition.known_models import known_models
 from tests.families.answers import ANSWERS
@@ -131,7 +131,8 @@ def models() -> str:
     choices: dict[str, list[int]] = {}
     for memory in _MACS:
         part, whole = (2, 3) if memory < _LARGE_MAC else (3, 4)
-        found = best(Device("Metal", "", memory << 30, 0, (memory << 30) * part // whole))
+        device = Device("Metal", "", memory << 30, 0, (memory << 30) * part // whole)
+        found = best(suggestions(device))
         choices.setdefault("-" if found is None else _code(found.model.name), []).append(memory)
     macs = [[", ".join(map(str, sizes)), name] for name, sizes in choices.items()]
     first = _table(["GiB of a Mac", "First choice for coding agents"], macs)

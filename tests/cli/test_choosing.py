@@ -44,7 +44,7 @@ def test_the_first_choice_holds_a_coding_agent(
     gib: float, choice: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choosing, "read_device", lambda: machine(gib))
-    best = choosing.best(machine(gib))
+    best = choosing.best(choosing.suggestions(machine(gib)))
     assert (best and best.model.name) == choice
     text = semantic("models", "suggest").out
     assert text.startswith("a Mac")

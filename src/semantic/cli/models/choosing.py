@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,9 +66,9 @@ def suggestions(device: Device) -> list[Suggestion]:
     return [suggest(one) for one in known_models()]
 
 
-def best(device: Device) -> Suggestion | None:
+def best(found: Sequence[Suggestion]) -> Suggestion | None:
     """Return the first model for coding agents, or None."""
-    return next((one for one in suggestions(device) if one.is_for_coding), None)
+    return next((one for one in found if one.is_for_coding), None)
 
 
 def suggest(as_json: AsJson = False) -> None:
@@ -87,7 +87,7 @@ def suggest(as_json: AsJson = False) -> None:
 
 def search(
     words: Annotated[list[str], typer.Argument(help="Words of the name.", show_default=False)],
-    limit: Annotated[int, typer.Option(min=1, max=100, help="At most so many models.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="The most models to list.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Search the hub for models in MLX's format, the most downloaded first."""
@@ -107,7 +107,7 @@ def search(
 
 def _lines(device: Device, found: list[Suggestion]) -> Iterator[str]:
     yield f"{device.chip}: {show_bytes(device.memory_bytes)} of memory"
-    choice = next((one for one in found if one.is_for_coding), None)
+    choice = best(found)
     fitting = [one for one in found if one.pool_tokens >= _LEAST_TOKENS]
     if fitting:
         yield ""
