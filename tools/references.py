@@ -17,8 +17,7 @@ from typer.main import get_command
 
 from semantic.adapters.mlx.device import Device
 from semantic.application.chat.families import FAMILIES, reasoning_parsers
-from semantic.cli.models.choosing import best, suggestions
-from semantic.cli.report import show_bytes
+from semantic.cli.models.choosing import best, sizes_of, suggestions
 from semantic.composition.known_models import known_models
 from tests.families.answers import ANSWERS
 
@@ -118,15 +117,7 @@ def models() -> str:
     """The models with short names: what they take, and what they are for."""
     heads = ["Name", "Hub id", "Download", "Context", "An agent of 100k tokens", "For"]
     rows = [
-        [
-            _code(one.name),
-            _code(one.hub_id),
-            show_bytes(one.n_bytes),
-            f"{one.context_tokens // 1024}k",
-            show_bytes(100_000 * one.token_bytes),
-            one.good_for,
-        ]
-        for one in known_models()
+        [_code(one.name), _code(one.hub_id), *sizes_of(one), one.good_for] for one in known_models()
     ]
     choices: dict[str, list[int]] = {}
     for memory in _MACS:

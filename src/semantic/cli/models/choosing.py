@@ -71,6 +71,12 @@ def best(found: Sequence[Suggestion]) -> Suggestion | None:
     return next((one for one in found if one.is_for_coding), None)
 
 
+def sizes_of(model: KnownModel) -> tuple[str, str, str]:
+    """Return what tables say of the download, the context and an agent of 100,000 tokens."""
+    agent = show_bytes(AGENT_TOKENS * model.token_bytes)
+    return show_bytes(model.n_bytes), f"{model.context_tokens // 1024}k", agent
+
+
 def suggest(as_json: AsJson = False) -> None:
     """Suggest models for this machine; a mark is at the first choice for coding agents.
 
@@ -79,10 +85,8 @@ def suggest(as_json: AsJson = False) -> None:
     """
     device = read_device()
     found = suggestions(device)
-    if as_json:
-        typer.echo(to_line({"models": [one.as_json() for one in found]}))
-        return
-    typer.echo("\n".join(_lines(device, found)))
+    document: Json = {"models": [one.as_json() for one in found]}
+    typer.echo(to_line(document) if as_json else "\n".join(_lines(device, found)))
 
 
 def search(
@@ -122,8 +126,5 @@ def _lines(device: Device, found: list[Suggestion]) -> Iterator[str]:
 
 
 def _row(one: Suggestion, mark: str) -> tuple[str, ...]:
-    model = one.model
-    size, agent = show_bytes(model.n_bytes), show_bytes(AGENT_TOKENS * model.token_bytes)
     agents = str(one.agents) if one.agents else f"up to {one.pool_tokens // 1024}k"
-    context = f"{model.context_tokens // 1024}k"
-    return (mark, model.name, size, context, agent, agents, model.good_for)
+    return (mark, one.model.name, *sizes_of(one.model), agents, one.model.good_for)

@@ -74,7 +74,8 @@ def finding_quality(
     known = _known(read_note(path))
     if agree(known is not None) and known is not None:
         return known
-    found = yield from measuring(model, text(tokenizer, read_context(model) or TOKENS))
+    tokens = text(tokenizer, min(TOKENS, read_context(model) or TOKENS))
+    found = yield from measuring(model, tokens)
     write_note(path, asdict(found))
     return found
 
@@ -145,9 +146,8 @@ def _log_probabilities(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
-def text(tokenizer: MLXTokenizer, most: int = TOKENS) -> list[int]:
-    """Return at most `most` tokens of source code, which agents read most, and at most 4,096."""
-    n_tokens = min(most, TOKENS)
+def text(tokenizer: MLXTokenizer, n_tokens: int = TOKENS) -> list[int]:
+    """Return tokens of source code, which agents read most."""
     sources = sorted(files("semantic.domain").iterdir(), key=lambda one: one.name)
     code = "".join(one.read_text("utf-8") for one in sources if one.name.endswith(".py"))
     found: list[int] = []

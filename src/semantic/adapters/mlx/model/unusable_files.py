@@ -11,8 +11,7 @@ from typing import BinaryIO, Final
 
 from semantic.adapters.mlx.model.fingerprint import weight_files
 
-GGUF: Final = ".gguf"
-
+_GGUF: Final = ".gguf"
 _CONFIG: Final = "config.json"
 _MAGIC: Final = b"GGUF"
 _SIZES: Final = (1, 1, 2, 2, 4, 4, 4, 1, None, None, 8, 8, 8)
@@ -31,7 +30,7 @@ _CACHED: Final = "models--"
 
 def describe_gguf(path: Path) -> str:
     """Explain that `path`, a GGUF file or a folder with one, is not a model for MLX."""
-    file = path if path.is_file() else min(path.glob(f"*{GGUF}"))
+    file = path if path.is_file() else min(path.glob(f"*{_GGUF}"))
     fields = dict(_fields(file))
     known = [fields[name] for name in ("general.architecture", "general.name") if name in fields]
     kind = f" ({', '.join(known)})" if known else ""
@@ -46,8 +45,8 @@ def describe_gguf(path: Path) -> str:
 def is_gguf(path: Path) -> bool:
     """Return whether `path` is a GGUF file, or a folder with GGUF files and no other weights."""
     if path.is_dir():
-        return any(path.glob(f"*{GGUF}")) and not any(path.glob("*.safetensors"))
-    return path.suffix == GGUF and path.is_file()
+        return any(path.glob(f"*{_GGUF}")) and not any(path.glob("*.safetensors"))
+    return path.suffix == _GGUF and path.is_file()
 
 
 def find_problem(folder: Path) -> str | None:
