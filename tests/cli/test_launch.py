@@ -230,10 +230,30 @@ def test_a_model_can_be_chosen(server: Server) -> None:
     assert (found["model"], found["context_tokens"]) == ("other", 4096)
 
 
-def test_a_small_context_is_told_of(server: Server) -> None:
-    ran = launch("opencode", server, "--model", "other", "--show")
-    assert ran.code == 0
+@pytest.mark.parametrize("client", CLIENTS)
+def test_an_agent_is_not_started_with_too_little_context(
+    client: str, server: Server, programs: Path
+) -> None:
+    assert (
+        "other has 4096 tokens of context"
+        in launch(client, server, "--model", "other", "--show").err
+    )
+    put(programs / client, f"#!{sys.executable}\nprint('started')\n", mode=0o755)
+    small = ("launch", client, "--url", server.url, "--model", "other")
+    ran = process(*small)
+    assert (ran.code, ran.out, len(ran.error_lines)) == (2, "", 1)
+    assert f"other has 4096 tokens of context; {client} needs " in ran.err
+    ran = process(*small, "--force")
+    assert (ran.code, ran.out) == (0, "started\n")
     assert "other has 4096 tokens of context" in ran.err
+
+
+def test_an_unknown_agent_is_answered_with_those_there_are() -> None:
+    ran = semantic("launch", "foo")
+    assert ran.code == 2
+    assert "No such command 'foo'; expected one of claude, codex, opencode" in ran.err
+    assert ran.err.endswith("opencode\n")
+    assert semantic("launch", "claud").err.endswith("Did you mean 'claude'?\n")
 
 
 @pytest.mark.parametrize(
@@ -662,7 +682,9 @@ def started(
     program = PROGRAM.format(python=sys.executable, report=str(report))
     put(programs / client, program, mode=0o755)
     ran = process("launch", client, "--url", server.url, *arguments)
-    assert (ran.code, ran.out, ran.err) == (7, "", "")
+    assert (ran.code, ran.out) == (7, "")
+    first = f"starting {client} with {MODEL} at {server.url}, {CONTEXT} tokens of context; "
+    assert ran.err == first + "its settings stay as they are\n"
     words, variables = json.loads(report.read_text(encoding="utf-8"))
     return words, variables
 
@@ -718,7 +740,7 @@ def test_an_agent_that_is_not_installed_is_one_line(client: str, server: Server)
 def test_a_program_that_cannot_run_is_one_line(server: Server, programs: Path) -> None:
     put(programs / "claude", "#!/no/such/interpreter\n", mode=0o755)
     ran = launch("claude", server)
-    assert (ran.code, len(ran.error_lines)) == (4, 1)
+    assert (ran.code, len(ran.error_lines)) == (4, 2)
     assert "cannot start " in ran.err
 
 

@@ -261,6 +261,7 @@ def test_a_server_that_is_ready_names_all_its_models(capsys: pytest.CaptureFixtu
     asyncio.run(work())
     assert capsys.readouterr().err.endswith(
         "ready: http://host:1/v1 serves a with 512 tokens of context, and a+sql, b\n"
+        "http://host:1 is its page; semantic launch AGENT connects; Ctrl-C stops it\n"
     )
 
 

@@ -147,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
         return entry | self.state.said.get(name, {})
 
     def _send_file(self, path: str) -> None:
-        org, name, _, _, file = path.split("/", 4)
+        org, name, _, _, file = [*path.split("/", 4), "", "", ""][:5]
         data = self.state.models.get(f"{org}/{name}", {}).get(file)
         if data is None:
             self._reply(404, b"", {"X-Error-Code": "EntryNotFound"})

@@ -26,6 +26,7 @@ from semantic.composition.framework import be_program
 from semantic.composition.plugins import tables
 
 if TYPE_CHECKING:
+    from typer._click import Command as ClickCommand
     from typer._click import Context, HelpFormatter, Parameter
 
 T = TypeVar("T")
@@ -42,6 +43,17 @@ class PlainCommand(TyperCommand):
 
 
 class PlainGroup(TyperGroup):
+    def resolve_command(
+        self, ctx: Context, args: list[str]
+    ) -> tuple[str | None, ClickCommand | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except typer.TyperException as error:
+            if not error.message.endswith("?"):  # "Did you mean 'serve'?" says enough
+                known = ", ".join(self.list_commands(ctx))
+                error.message = f"{error.message.rstrip('.')}; expected one of {known}"
+            raise
+
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         self.format_commands(ctx, formatter)
         _write_options(self.get_params(ctx), ctx, formatter)
@@ -71,7 +83,7 @@ _ENGINE = CommandTable(
     },
 )
 _ORDER = (
-    *("demo", "run", "chat", "serve", "doctor", "top", "memory"),
+    *("demo", "run", "chat", "code", "serve", "doctor", "top", "memory"),
     *("agents", "cache", "config", "models", "fleet", "service", "launch"),
 )
 """The order of commands in the help."""
@@ -127,7 +139,7 @@ def group(
     del version
     given = {name: value for name, value in asdict(engine).items() if _is_given(ctx, name)}
     below = {name: _defaults(commands, given) for name, (_, commands) in TABLE.groups.items()}
-    ctx.default_map = {**_defaults(TABLE.commands, given), **below}
+    ctx.default_map = {**_defaults({**TABLE.commands, **TABLE.apart}, given), **below}
 
 
 def _defaults(

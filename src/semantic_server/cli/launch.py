@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from semantic_server.clients.coding_agents import CodingAgent, RunningServer
     from semantic_server.clients.config_file import Change, Plan
 
-_ENOUGH_CONTEXT = 32_768
-"""Agents fill most of a smaller context, in tokens, with their own prompts."""
+Force = Annotated[
+    bool, typer.Option("--force", help="Start the agent even if the context is too small for it.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class LaunchOptions:
             "--write", help="Change the agent's settings, after a backup, and start nothing."
         ),
     ] = False
+    force: Force = False
 
     def server(self) -> RunningServer:
         """Find the running server to use. Raises the same errors as `find_server`."""
@@ -168,13 +170,12 @@ def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json:
 
 def _start(agent: CodingAgent, options: LaunchOptions, arguments: Sequence[str] | None) -> NoReturn:
     server = options.server()
-    program = shutil.which(agent.name)
-    if program is None:
-        raise OperatorError(
-            f"cannot find {agent.name}: expected a program of that name in PATH; "
-            f"`npm install -g {agent.package}` installs it"
-        )
-    _warn_of_little_context(server)
+    program = find_program(agent)
+    require_context(agent, server, force=options.force)
+    print_notice(
+        f"starting {agent.name} with {show_name(server.model)} at {server.url}, "
+        f"{server.context_tokens} tokens of context; its settings stay as they are"
+    )
     start = agent.start(server, os.environ)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -205,17 +206,36 @@ def _outcome(agent: CodingAgent, server: RunningServer, *, write: bool) -> _Outc
 
     path = agent.settings_file(os.environ)
     plan = config_file.plan(path, agent.format, agent.settings(server))
-    _warn_of_little_context(server)
+    require_context(agent, server, force=True)
     backup = config_file.write(plan) if write else None
     return _Outcome(agent.name, server, plan, write and bool(plan.changes), backup)
 
 
-def _warn_of_little_context(server: RunningServer) -> None:
-    if server.context_tokens < _ENOUGH_CONTEXT:
-        print_notice(
-            f"{show_name(server.model)} has {server.context_tokens} tokens of context: agents "
-            "send 10 to 30 thousand tokens before the user's first word"
+def find_program(agent: CodingAgent) -> str:
+    """Return the path of an agent's program. Raises OperatorError if it is not in PATH."""
+    program = shutil.which(agent.name)
+    if program is None:
+        raise OperatorError(
+            f"cannot find {agent.name}: expected a program of that name in PATH; "
+            f"`npm install -g {agent.package}` installs it"
         )
+    return program
+
+
+def require_context(agent: CodingAgent, server: RunningServer, *, force: bool) -> None:
+    """Raise InvalidRequestError if the agent needs more context than the server has. `force` turns
+    the error into a notice."""
+    if server.context_tokens >= agent.least_tokens:
+        return
+    message = (
+        f"{show_name(server.model)} has {server.context_tokens} tokens of context; {agent.name} "
+        f"needs {agent.least_tokens}, because its own prompt comes before the user's first word"
+    )
+    if not force:
+        raise InvalidRequestError(
+            f"{message}; `semantic models suggest` names models, --force starts it anyway"
+        )
+    print_notice(message)
 
 
 def _diff(change: Change) -> Iterator[str]:

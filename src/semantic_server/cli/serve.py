@@ -384,7 +384,7 @@ def run_server(
     )
     server = make_server(app, settings, on_stop=lambda: _print_line("stopping"))
     lifecycle.on_failure(server.stop)
-    _print_line(f"http://{where} answers probes; loading {settings.model[0]}")
+    _print_line(f"loading {settings.model[0]} for http://{where}")
     server.run(sockets=[bound])
     if lifecycle.failure is not None:
         raise lifecycle.failure
@@ -406,6 +406,7 @@ def _print_ready(where: str, serving: RunnableServing) -> None:
     others = [] if serving.models is None else [one.served.id for one in serving.models.statuses()]
     more = f", and {', '.join(others[1:])}" if others[1:] else ""
     _print_line(f"ready: http://{where}/v1 serves {model.id} with {tokens}{more}")
+    _print_line(f"http://{where} is its page; semantic launch AGENT connects; Ctrl-C stops it")
 
 
 def notify_store_unavailable(error: StoreError) -> None:

@@ -128,11 +128,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class CodingAgent:
-    """A coding agent with its program, npm package and settings file. `settings_file` raises
-    OperatorError if HOME is not an absolute path."""
+    """A coding agent with its program, npm package and settings file. It works with a context of
+    `least_tokens`. `settings_file` raises OperatorError if HOME is not an absolute path."""
 
     name: str
     package: str
+    least_tokens: int
     format: FileFormat
     settings_file: Callable[[Environment], Path]
     settings: Callable[[RunningServer], Settings]
@@ -219,7 +220,13 @@ def _claude_start(server: RunningServer, environment: Environment) -> Start:
 
 
 CLAUDE: Final = CodingAgent(
-    "claude", "@anthropic-ai/claude-code", JSON, _claude_file, _claude_settings, _claude_start
+    "claude",
+    "@anthropic-ai/claude-code",
+    32_768,
+    JSON,
+    _claude_file,
+    _claude_settings,
+    _claude_start,
 )
 
 
@@ -266,7 +273,7 @@ def _leaves(
 
 
 CODEX: Final = CodingAgent(
-    "codex", "@openai/codex", TOML, _codex_file, _codex_settings, _codex_start
+    "codex", "@openai/codex", 24_576, TOML, _codex_file, _codex_settings, _codex_start
 )
 
 
@@ -314,5 +321,7 @@ def _set(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 OPENCODE: Final = CodingAgent(
-    "opencode", "opencode-ai", JSON, _opencode_file, _opencode_settings, _opencode_start
+    "opencode", "opencode-ai", 24_576, JSON, _opencode_file, _opencode_settings, _opencode_start
 )
+
+AGENTS: Final = {agent.name: agent for agent in (OPENCODE, CLAUDE, CODEX)}

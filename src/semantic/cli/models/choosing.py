@@ -122,7 +122,7 @@ def _lines(device: Device, found: list[Suggestion]) -> Iterator[str]:
         yield ""
         yield from textwrap.wrap(f"too large for this machine: {', '.join(larger)}", 80)
     if choice is not None:
-        yield f"\n`semantic serve --model {choice.model.name}` fetches and serves the marked one."
+        yield "\n`semantic code` fetches and serves the marked one and starts a coding agent."
 
 
 def _row(one: Suggestion, mark: str) -> tuple[str, ...]:
