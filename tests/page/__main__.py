@@ -73,7 +73,7 @@ def prepare(url: str) -> None:
 
 def picture(page: Page, url: str, name: str, agent: str) -> None:
     """One picture of the whole page, with the blocks of an agent; for a wide one, of its top too:
-    savings, budgets and agents."""
+    figures, time line and agents."""
     page.goto(url)
     page.get_by_role("treeitem").filter(has_text=agent).first.click()
     page.locator("semantic-agent .cells").wait_for()

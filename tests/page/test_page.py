@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -12,9 +13,11 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from pydantic import SecretStr
 
+from semantic.domain.answer import TextDelta
 from semantic_server.http.identity import tenant_name
 from semantic_server.http.settings import ServerSettings
 from tests.page.programs import PROGRAMS
+from tests.support.fake_serving import Script
 from tests.support.http_server import RunningServer
 from tests.support.model_server import several
 from tests.support.page_world import ManyAgents, busy, serving, summary
@@ -87,7 +90,7 @@ def test_a_load_is_shown_as_it_is(page: Page) -> None:
         expect(row(page, "waits").locator(".state")).to_have_text("queued")
         expect(row(page, "reviewer").locator(".state")).to_have_text("idle")
         expect(row(page, "reviewer")).to_have_attribute("aria-level", "2")
-        expect(row(page, "reviewer").locator(".why")).to_contain_text("tokens cached.")
+        expect(row(page, "reviewer")).to_contain_text(re.compile("85 % ?of 700 tokens"))
         budgets = page.locator("semantic-budgets")
         expect(budgets).to_contain_text("25 B of 100 B, 25 %")
         expect(budgets.get_by_role("img", name="Disk: 300 B of 1000 B, 30 %")).to_be_visible()
@@ -118,6 +121,11 @@ def test_several_models_are_shown_and_none_is_loaded_by_looking(page: Page) -> N
         expect(chat.locator(".assistant")).to_have_text("Hello.")
         expect(page.locator(".lane")).to_contain_text("llama")
         assert one.loader.loads == {"llama": 1}
+        models.nth(2).get_by_role("button", name="Unload").click()
+        expect(models.nth(2)).to_contain_text("unloaded")
+        models.nth(1).get_by_role("button", name="Load").click()
+        expect(models.nth(1)).to_contain_text("idle for")
+        assert one.loader.loads == {"llama": 1, "org/qwen": 1}
         expect(page.locator("body")).not_to_contain_text(re.compile("null|undefined|NaN"))
 
 
@@ -151,8 +159,88 @@ def test_savings_the_time_line_and_a_chat(page: Page) -> None:
         page.wait_for_function("performance.getEntriesByName(`${origin}/v1/agents/ann`).length > 0")
         assert asked.count("/v1/agents") == 1
         expect(lane.get_by_role("img")).to_have_accessible_name(
-            re.compile("1 request: waited .* s")
+            re.compile("1 request: waited .* m?s")
         )
+
+
+def tile(page: Page, name: str) -> Locator:
+    return page.locator(".tile").filter(has_text=name)
+
+
+def test_the_first_screen_says_what_happens_and_what_failed(page: Page) -> None:
+    served = AgentsWorld()
+    served.turn("ann", 20)
+    with serving(served.agents) as server:
+        chat = "/v1/chat/completions"
+        for _ in range(3):
+            body = {"model": "fake", "messages": [{"role": "user", "content": "x" * 50}]}
+            assert server.ask("POST", chat, {**body, "agent_id": "ann"}).status == 200
+        assert server.ask("POST", chat, {**body, "model": "<b>gpt</b>"}).status == 404
+        assert server.ask("POST", "/v1/nowhere", {}).status == 404
+        opened(page, server)
+        expect(tile(page, "Requests per minute")).to_contain_text("52 failed in 5 min")
+        expect(tile(page, "Prompt tokens cached")).to_contain_text("80 %of 150 prompt tokens")
+        expect(tile(page, "First token, median")).to_contain_text(re.compile(r"\d ?m?s95 % with"))
+        expect(tile(page, "Tokens per second")).to_contain_text(re.compile(r"at most [\d.]+ in"))
+        requests = page.locator("semantic-requests tbody tr")
+        expect(requests).to_have_count(7)  # two of them have an error's text below
+        failed = page.locator("semantic-requests")
+        expect(failed).to_contain_text("POST /v1/nowhere is not a route")
+        expect(failed).to_contain_text("there is no model '<b>gpt</b>'")
+        failed.get_by_label("Only failed ones").check()
+        expect(requests).to_have_count(4)
+        inside = "semantic-tiles, semantic-timeline, #agents-title"
+        low = [box["y"] for one in page.locator(inside).all() if (box := one.bounding_box())]
+        assert max(low) < 800
+        expect(page.locator("body")).not_to_contain_text(re.compile("null|undefined|NaN"))
+
+
+def test_a_new_server_says_how_to_connect(page: Page) -> None:
+    with serving(AgentsWorld().agents) as server:
+        opened(page, server)
+        connect = page.locator("semantic-connect")
+        expect(connect).to_contain_text(f"semantic launch opencode --url {server.url}")
+        box, agents = connect.bounding_box(), page.locator("#agents-title").bounding_box()
+        assert box is not None
+        assert agents is not None
+        assert box["y"] + box["height"] < agents["y"]
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        for name in ("curl", "OpenAI", "Anthropic"):
+            connect.get_by_text(name, exact=True).click()
+            example = connect.locator("details[open]")
+            example.get_by_role("button", name="Copy").click()
+            expect(example.get_by_role("button", name="Copied")).to_be_visible()
+            copied = page.evaluate("navigator.clipboard.readText()")
+            if name == "curl":
+                done = subprocess.run(["sh", "-c", copied], capture_output=True, check=False)
+                assert b"All well." in done.stdout, done.stderr
+            else:
+                compile(copied, name, "exec")
+                assert server.url in copied
+
+
+def test_an_answer_is_markdown_and_never_markup(page: Page) -> None:
+    text = (
+        "# One\n\nA **bold** `<b>` and [a link](https://example.org/x).\n\n- a\n  1. b\n- c\n\n"
+        "```python\nprint('<i>')\n**no**\n```\n\n| x | y |\n|---|---|\n| 1 | *2* |\n\n> said\n\n"
+        "[bad](javascript:alert(1)) <img src=x onerror=alert(1)> " + "`*[" * 2000
+    )
+    script = Script((TextDelta(text),))
+    with serving(AgentsWorld().agents, script=lambda _: script) as server:
+        opened(page, server)
+        page.get_by_label("Message").fill("Hi")
+        page.get_by_label("Message").press("Enter")
+        answer = page.locator("semantic-chat .assistant")
+        expect(answer.locator("h3")).to_have_text("One")
+        expect(answer.locator("strong")).to_have_text("bold")
+        expect(answer.locator("p code").first).to_have_text("<b>")
+        expect(answer.locator("pre")).to_have_text("print('<i>')\n**no**")
+        expect(answer.locator("ul > li")).to_have_text(["ab", "c"])
+        expect(answer.locator("ul ol > li")).to_have_text("b")
+        expect(answer.locator("td em")).to_have_text("2")
+        expect(answer.locator("blockquote")).to_have_text("said")
+        expect(answer.locator("a")).to_have_attribute("href", "https://example.org/x")
+        expect(answer.locator("img, b, i")).to_have_count(0)
 
 
 def test_an_agents_blocks_and_actions_each_with_a_confirmation(page: Page) -> None:
@@ -165,7 +253,7 @@ def test_an_agents_blocks_and_actions_each_with_a_confirmation(page: Page) -> No
         )
         expect(agent.locator(".cells svg")).to_have_count(3)
         agent.get_by_role("button", name="Pin").click()
-        page.get_by_role("dialog").get_by_role("button", name="Leave it").click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
         expect(row(page, "ada")).not_to_contain_text("pinned")
         expect(agent.get_by_role("button", name="Pin")).to_be_focused()
         agent.get_by_role("button", name="Pin").click()
@@ -192,12 +280,12 @@ def test_a_request_is_cancelled(page: Page) -> None:
     served = busy()
     with serving(served.agents) as server:
         agent = open_agent(opened(page, server), "decodes")
-        agent.get_by_role("button", name="Cancel").click()
-        page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        agent.get_by_role("button", name="End requests").click()
+        page.get_by_role("dialog").get_by_role("button", name="End its requests").click()
         expect(page.get_by_role("dialog")).to_have_count(0)
         for done in served.world.finish():
             assert (done.finish_reason == "cancelled") == (done.agent_id == "decodes")
-        expect(agent.get_by_role("button", name="Cancel")).to_be_hidden()
+        expect(agent.get_by_role("button", name="End requests")).to_be_hidden()
 
 
 def test_a_restart_of_the_server_is_shown_and_survived(page: Page) -> None:
@@ -227,7 +315,7 @@ def test_of_5000_agents_only_those_in_view_are_in_the_document(page: Page) -> No
         tree.focus()
         for loaded in (*range(250, 5000, 200), 5000):  # each end loads the next page
             tree.press("End")
-            expect(page.locator("semantic-agents .row")).to_contain_text(f"of {loaded:,} loaded")
+            expect(page.locator("semantic-agents .row")).to_contain_text(f"{loaded:,} agents")
         tree.press("End")
         expect(row(page, "agent 4999")).to_be_visible()
         assert rows.count() <= MOST_ROWS

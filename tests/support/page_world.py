@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -76,18 +76,21 @@ def summary(
     )
 
 
-def context_of(agents: AgentsPort) -> ServerContext:
-    """The state of a server of `agents` that answers as `scripted`."""
-    fake = RunnableFake(scripted)
+def context_of(agents: AgentsPort, script: Callable[[Ask], Script] = scripted) -> ServerContext:
+    """The state of a server of `agents` that answers by `script`."""
+    fake = RunnableFake(script)
     return ServerContext(fake, agents=agents, figures=fake.figures, version="1.2.3")
 
 
 @contextmanager
 def serving(
-    agents: AgentsPort, settings: ServerSettings | None = None, port: int = 0
+    agents: AgentsPort,
+    settings: ServerSettings | None = None,
+    port: int = 0,
+    script: Callable[[Ask], Script] = scripted,
 ) -> Iterator[RunningServer]:
-    """A server of `agents`."""
-    app = create_app(settings=settings, context=context_of(agents))
+    """A server of `agents` that answers by `script`."""
+    app = create_app(settings=settings, context=context_of(agents, script))
     with running(settings=settings, app=app, port=port) as server:
         yield server
 

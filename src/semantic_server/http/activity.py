@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -20,8 +21,8 @@ from semantic.domain.errors import OverloadedError, SemanticError
 from semantic.ports.agents import AgentsPort, RunningRequest
 from semantic.ports.serving import Figures
 from semantic_server.http.answer_records import AnswerRecord, Observer
-from semantic_server.http.errors import RETRY_SECONDS, WireError
-from semantic_server.http.metrics import PrefillRate
+from semantic_server.http.errors import RETRY_SECONDS, Problem, WireError
+from semantic_server.http.metrics import PrefillCost
 
 PhaseName = Literal["waiting", "reading", "decoding", "preempted"]
 
@@ -29,16 +30,22 @@ MOST_SPANS: Final = 1000
 """The maximum number of finished requests to remember."""
 _MOST_PHASES: Final = 64
 """The maximum number of phases to keep for one request."""
+_CORES: Final = os.cpu_count() or 1
+_MOST_REFUSED: Final = 200
+"""The maximum number of refused requests to remember."""
+_MOST_ERROR: Final = 500
+"""The maximum number of characters of an error to keep."""
 
 
 @dataclass(slots=True, eq=False)
 class Span:
     """A request on the time line. Its phases have the Unix times at which they began. `end` is None
-    while the request runs."""
+    while the request runs. A refused request has one phase and a `route`, its method and path;
+    `tenant` is None if it has no valid key."""
 
     uid: str
     agent: str
-    tenant: str
+    tenant: str | None
     model: str
     prompt_tokens: int
     phases: list[tuple[PhaseName, float]]
@@ -47,6 +54,10 @@ class Span:
     cached_tokens: int = 0
     generated_tokens: int = 0
     finish: str | None = None
+    status: int = HTTPStatus.OK
+    error: str | None = None
+    """The error, as its client sees it."""
+    route: str | None = None
 
 
 @dataclass(slots=True)
@@ -85,7 +96,8 @@ class Recorder:
         self._running: dict[Span, None] = {}
         self._ended: deque[Span] = deque(maxlen=MOST_SPANS)
         self._tenants: dict[str, _OfTenant] = {}
-        self._rate = PrefillRate()
+        self._refused: deque[Span] = deque(maxlen=_MOST_REFUSED)
+        self._prefills = PrefillCost()
 
     def of(self, tenant: str, model: str = "") -> Observer:
         """Return an observer of one request."""
@@ -100,19 +112,21 @@ class Recorder:
         """Return a tenant's requests that changed after `after`. None means all tenants."""
         return [
             one
-            for one in (*self._ended, *self._running)
+            for one in (*self._refused, *self._ended, *self._running)
             if one.version > after and tenant in {None, one.tenant}
         ]
 
     def savings(self, tenant: str | None) -> tuple[Savings, Savings]:
         """Return a tenant's savings since the server's start and since midnight. None means all
-        tenants."""
+        tenants. The seconds are at most those of all cores since then."""
         names = self._tenants if tenant is None else (tenant,)
         start, today = Savings(self.started), Savings(self._since_midnight())
         for name in names:
             own = self._of(name)
             for total, one in ((start, own.start), (today, own.today)):
                 total.add(one.prompt_tokens, one.cached_tokens, one.seconds)
+        for total in (start, today):
+            total.seconds = min(total.seconds, (self._clock() - total.since) * _CORES)
         return start, today
 
     # Called by the observers of requests
@@ -139,16 +153,25 @@ class Recorder:
         span.finish = record.finish
         span.cached_tokens = record.usage.cached
         span.generated_tokens = record.usage.completion
+        span.status, span.error = record.status, record.error
         del self._running[span]
         self._ended.append(span)
         if record.match is None:
             return
         span.phases = _with_whole_reading(span.phases, record.prefill)
-        self._rate.add(record.match.computed_tokens, record.match.seconds)
-        saved = record.usage.cached * self._rate.seconds_per_token
-        own = self._of(span.tenant)
+        self._prefills.add(record.match.computed_tokens, record.match.seconds)
+        saved = self._prefills.seconds(record.usage.cached)
+        own = self._of(span.tenant or "")
         for one in (own.start, own.today):
             one.add(record.usage.prompt, record.usage.cached, saved)
+
+    def refuse(self, uid: str, tenant: str | None, route: str, problem: Problem) -> None:
+        """Record a request that the server refused. `tenant` is None without a valid key."""
+        now = self._clock()
+        span = Span(uid, "", tenant, "", 0, [("waiting", now)], next(self._versions), now)
+        span.finish, span.route = "refused", route
+        span.status, span.error = problem.status, problem.message[:_MOST_ERROR]
+        self._refused.append(span)
 
     def _of(self, tenant: str) -> _OfTenant:
         if tenant not in self._tenants:

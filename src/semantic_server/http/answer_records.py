@@ -1,4 +1,4 @@
-"""Measures answers, and reports cache misses. Stores figures, never texts."""
+"""Measures answers, and reports cache misses. Stores figures and errors, never prompts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Annotated, Protocol, TypeAlias
 
 from pydantic import BaseModel, Field
@@ -23,6 +24,7 @@ from semantic.domain.errors import SemanticError
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.ports.serving import Ask, Prompt, ServedModel, ServingPort
+from semantic_server.http.errors import CANCELLED, failure_of, problem_of
 
 Events: TypeAlias = AsyncGenerator[AnswerEvent, None]
 
@@ -42,6 +44,8 @@ class AnswerRecord:
     finish: str = "cancelled"
     """The finish reason, "cancelled" or "refused"."""
     error: str | None = None
+    """The error, as its client sees it."""
+    status: int = CANCELLED
     unread_calls: int = 0
     """Tool calls that do not parse."""
     model: str = ""
@@ -171,7 +175,9 @@ class _AnswerTimer:
                 self._record.usage = event.usage
                 self._record.match = event.match
                 self._record.finish = event.reason
-                self._record.error = event.error
+                failure = failure_of(event)
+                self._record.status = HTTPStatus.OK if failure is None else failure.status
+                self._record.error = None if failure is None else str(failure)
             case ToolCallFailed():
                 self._record.unread_calls += 1
             case _:
@@ -180,7 +186,8 @@ class _AnswerTimer:
     def reject(self, error: SemanticError) -> None:
         if self._uid is None:
             self._record.finish = "refused"
-        self._record.error = type(error).__name__
+        problem = problem_of(error)
+        self._record.error, self._record.status = problem.message, problem.status
 
     def finish(self) -> None:
         self._record.total = self._clock() - self._started

@@ -52,11 +52,15 @@ MODULES: Final = (
     "chat.js",
     "client.js",
     "confirm.js",
+    "connect.js",
     "dom.js",
     "main.js",
+    "markdown.js",
     "models.js",
+    "requests.js",
     "savings.js",
     "state.js",
+    "tiles.js",
     "timeline.js",
 )
 FILES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
@@ -286,7 +290,10 @@ def create_app(
     app = FastAPI(
         title="semantic",
         version=context.version,
-        middleware=_middleware(settings, name),
+        middleware=(
+            Middleware(RequestLogMiddleware, model=name, on_refusal=context.watch.recorder.refuse),
+            *guarding_middleware(settings),
+        ),
         lifespan=lifecycle.lifespan if lifecycle is not None else None,
         openapi_url="/openapi.json",
         docs_url=None,
@@ -301,10 +308,6 @@ def create_app(
     _add_routes(app)
     describe(app, version=context.version, with_keys=bool(settings.api_keys))
     return app
-
-
-def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
-    return (Middleware(RequestLogMiddleware, model=model), *guarding_middleware(settings))
 
 
 def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:

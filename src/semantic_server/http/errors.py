@@ -44,12 +44,14 @@ _OLLAMA_PATHS: Final = "/api"
 _LM_STUDIO_PATHS: Final = "/api/v0"
 _INTERNAL: Final = "internal error; the server's log has the details under this request's id"
 
-_CANCELLED: Final = 499
+CANCELLED: Final = 499
 """nginx's status for a closed request. Clients do not repeat a request after this status."""
 
+_MOST_CHARACTERS: Final = 200
+"""The most characters of a path in an error."""
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
-_NOT_TO_BE_REPEATED: Final = frozenset({500, _CANCELLED})
+_NOT_TO_BE_REPEATED: Final = frozenset({500, CANCELLED})
 """Statuses after which SDKs must not repeat a request."""
 
 _CLOSING: Final = frozenset({408, 431, 505})
@@ -95,18 +97,28 @@ class TooLargeError(WireError):
 
 
 def check_finished(end: AnswerEnd) -> None:
-    """Raise WireError unless the answer is complete or reached `max_tokens`. The error's message
+    """Raise the error of `failure_of`, if there is one."""
+    failure = failure_of(end)
+    if failure is None:
+        return
+    if failure.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("answer failed: %s", end.error)
+    raise failure
+
+
+def failure_of(end: AnswerEnd) -> WireError | None:
+    """Return an error unless the answer is complete or reached `max_tokens`. The error's message
     omits details of the machine."""
     if end.reason == "cancelled":
-        raise WireError(_CANCELLED, "the request was cancelled", code="cancelled")
-    if end.reason == "error":
-        if (end.error or "").startswith(GRAMMAR_FAILED):
-            said = f"{end.error}; simplify the schema or grammar"
-            raise WireError(HTTPStatus.BAD_REQUEST, said, code="grammar_failed")
-        logger.error("answer failed: %s", end.error)
-        known = f": {end.error}" if end.error == NOT_FINITE else ""
-        message = f"the model failed during the answer{known}"
-        raise WireError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="answer_failed")
+        return WireError(CANCELLED, "the request was cancelled", code="cancelled")
+    if end.reason != "error":
+        return None
+    if (end.error or "").startswith(GRAMMAR_FAILED):
+        said = f"{end.error}; simplify the schema or grammar"
+        return WireError(HTTPStatus.BAD_REQUEST, said, code="grammar_failed")
+    known = f": {end.error}" if end.error == NOT_FINITE else ""
+    message = f"the model failed during the answer{known}"
+    return WireError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="answer_failed")
 
 
 class ClientDisconnectedError(Exception):
@@ -222,11 +234,21 @@ def ollama_error(problem: Problem) -> dict[str, object]:
 
 
 def _is_ours(problem: Problem) -> bool:
-    return problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR or problem.status == _CANCELLED
+    return problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR or problem.status == CANCELLED
+
+
+_PROBLEM: Final = "problem"
+
+
+def reported(scope: Scope) -> Problem | None:
+    """Return the problem of the error response to the request of `scope`, if it has one."""
+    problem: Problem | None = scope.get("state", {}).get(_PROBLEM)
+    return problem
 
 
 def problem_response(scope: Scope, problem: Problem) -> Response:
     """Return the error response in the form of the request's API."""
+    scope.setdefault("state", {})[_PROBLEM] = problem
     if is_anthropic(scope["path"]):
         body = anthropic_error(problem, request_id_of(scope))
     elif is_ollama(scope["path"]):
@@ -292,7 +314,11 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _expected(request: Request, error: Exception) -> Response:
-    response = problem_response(request.scope, problem_of(error))
+    problem = problem_of(error)
+    if problem.status == HTTPStatus.NOT_FOUND and problem.message == HTTPStatus.NOT_FOUND.phrase:
+        asked = f"{request.method} {request.url.path}"[:_MOST_CHARACTERS]
+        problem = replace(problem, message=f"{asked} is not a route; GET /openapi.json has all")
+    response = problem_response(request.scope, problem)
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -321,7 +347,7 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 def _client_disconnected(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=_CANCELLED)
+    return Response(status_code=CANCELLED)
 
 
 def _unexpected(request: Request, error: Exception) -> Response:

@@ -16,7 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semantic_server.http.answer_records import AnswerRecord, Observer, lost_tokens
-from semantic_server.http.errors import id_headers, logger
+from semantic_server.http.errors import CANCELLED, Problem, id_headers, logger, reported
 
 LOG_FIELDS: Final = "fields"
 """The attribute of a log record that contains its fields by name."""
@@ -122,6 +122,11 @@ class WarnOnce:
 QUIET_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/", "/api/hello", "/version"})
 """Paths that machines request every few seconds. Logged at debug level."""
 
+_OVERVIEW: Final = "/v1/overview"
+_MOST_CHARACTERS: Final = 200
+"""The most characters of a refused path to keep."""
+OnRefusal = Callable[[str, str | None, str, Problem], None]
+"""Takes a request's id, its tenant or None, its method and path, and the error."""
 _ENTRY: Final = "request_line"
 
 
@@ -130,10 +135,13 @@ class RequestLogEntry(Observer):
 
     def __init__(self) -> None:
         self._records: list[AnswerRecord] = []
+        self.problem: Problem | None = None
+        """The error of an answer that the engine did not accept, perhaps sent in a stream."""
 
     def finished(self, uid: str | None, record: AnswerRecord) -> None:
-        del uid
         self._records.append(record)
+        if uid is None and record.error is not None:
+            self.problem = Problem(record.status, record.error)
 
     def fields(self) -> LogFields:
         """Return the fields to log, summed over all answers."""
@@ -171,11 +179,15 @@ def log_entry_of(scope: Scope) -> RequestLogEntry:
 
 
 class RequestLogMiddleware:
-    """Assigns a request id, and logs one line at the end of the request."""
+    """Assigns a request id, and logs one line at the end of the request.
 
-    def __init__(self, app: ASGIApp, model: str) -> None:
+    Calls `on_refusal` for an error that no observer of an answer has seen.
+    """
+
+    def __init__(self, app: ASGIApp, model: str, on_refusal: OnRefusal) -> None:
         self._app = app
         self._model = model
+        self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -199,17 +211,21 @@ class RequestLogMiddleware:
             self._write(scope, request_id, status, time.monotonic() - started)
 
     def _write(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        entry = log_entry_of(scope)
+        answered, problem = entry.fields(), entry.problem
+        method = _method(scope)
         fields: LogFields = {
             "id": request_id,
-            "route": f"{_method(scope)} {_pattern(scope)}",
+            "route": f"{method} {_pattern(scope)}",
             "status": status,
             "seconds": round(seconds, 3),
-            **(
-                {"model": self._model} | answered
-                if (answered := log_entry_of(scope).fields())
-                else {}
-            ),
+            **({"model": self._model} | answered if answered else {}),
         }
+        if not answered and status >= HTTPStatus.BAD_REQUEST and status != CANCELLED:
+            problem = reported(scope) or Problem(status, HTTPStatus(status).phrase)
+        if problem is not None and not scope["path"].startswith(_OVERVIEW):  # a page without a key
+            route = f"{method} {scope['path'][:_MOST_CHARACTERS]}"
+            self._on_refusal(request_id, scope["state"].get("tenant"), route, problem)
         quiet = scope["path"] in QUIET_PATHS and status < HTTPStatus.BAD_REQUEST
         log_event("request", fields, logging.DEBUG if quiet else logging.INFO)
 

@@ -31,7 +31,7 @@ class Metrics(Observer):
         self._model = model
         self._waiting: set[str] = set()
         self._running: set[str] = set()
-        self._prefill = PrefillRate()
+        self._prefill = PrefillCost()
         self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens, including cached ones.")
         self._generated = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up.")
@@ -54,7 +54,7 @@ class Metrics(Observer):
         self._restored = self._counter_from("semantic_restored_tokens", "Prompt tokens restored.")
         self._saved = self._counter(
             "semantic_prefill_seconds_saved",
-            "Seconds that computing the cached prompt tokens would have taken at the mean speed.",
+            "Seconds that computing the cached prompt tokens would have taken.",
         )
         self._times = {
             name: self._histogram(f"vllm:{name}_seconds", documentation, _SECONDS)
@@ -111,7 +111,7 @@ class Metrics(Observer):
             if record.match.source in _RESTORED:
                 self._restores.labels(model, record.match.source).inc()
                 self._restored.labels(model, record.match.source).inc(usage.cached)
-        self._saved.labels(model).inc(usage.cached * self._prefill.seconds_per_token)
+        self._saved.labels(model).inc(self._prefill.seconds(usage.cached))
 
     def _count_times(self, record: AnswerRecord) -> None:
         def observe(name: str, seconds: float) -> None:
@@ -151,20 +151,26 @@ _SIZES: Final = {
 }
 
 
-class PrefillRate:
-    """The mean prefill time per token."""
+class PrefillCost:
+    """Measured prefills, by their lengths to a power of two: a short one costs more per token."""
 
     def __init__(self) -> None:
-        self._tokens = 0
-        self._seconds = 0.0
+        self._sums: dict[int, tuple[int, float]] = {}
 
     def add(self, tokens: int, seconds: float) -> None:
-        self._tokens += tokens
-        self._seconds += seconds
+        known_tokens, known_seconds = self._sums.get(tokens.bit_length(), (0, 0.0))
+        if tokens:
+            self._sums[tokens.bit_length()] = known_tokens + tokens, known_seconds + seconds
 
-    @property
-    def seconds_per_token(self) -> float:
-        return self._seconds / self._tokens if self._tokens else 0.0
+    def seconds(self, tokens: int) -> float:
+        """Estimate the seconds of a prefill of `tokens`, at the speed of those of about its
+        length."""
+        if not self._sums:
+            return 0.0
+        known_tokens, seconds = min(
+            self._sums.items(), key=lambda one: abs(one[0] - tokens.bit_length())
+        )[1]
+        return tokens * seconds / known_tokens
 
 
 class _EngineCollector(Collector):

@@ -12,9 +12,10 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from semantic.domain.stored import StoreStats, Wear
-from semantic.ports.agents import RequestState, RunningRequest, TenantId
+from semantic.domain.value_objects import Lane
+from semantic.ports.agents import AgentsPort, RequestState, RunningRequest, TenantId
 from semantic.ports.models import ModelState, ModelStatus
-from semantic.ports.serving import EngineFigures, EngineState
+from semantic.ports.serving import EngineFigures, EngineState, ServedModel
 from semantic_server.http.activity import LiveRequest, PhaseName, Sample, Savings, Span, of_tenant
 from semantic_server.http.agents import TenantParameter
 from semantic_server.http.context import agents_of, context_of, event_stream, settings_of
@@ -117,7 +118,11 @@ class Saved(BaseModel):
     prompt_tokens: int
     cached_tokens: int
     seconds: Annotated[
-        float, Field(description="Time to prefill the cached tokens, at the mean speed.")
+        float,
+        Field(
+            description="Time to prefill the cached tokens, at the speed of such prefills."
+            " At most the time of all cores."
+        ),
     ]
 
 
@@ -177,11 +182,26 @@ class TimelineSpan(BaseModel):
     cached_tokens: int
     generated_tokens: int
     finish: str | None
+    status: Annotated[int, Field(description="Status of the reply; 499 if cancelled.")] = 200
+    error: Annotated[str | None, Field(description="The error, as its client sees it.")] = None
+    route: Annotated[
+        str | None, Field(description="Method and path of a refused request, which has no agent.")
+    ] = None
     tenant: Annotated[str | None, Field(description="Id of its tenant, for operators.")] = None
 
 
+class ModelFacts(BaseModel):
+    """A model's limit on prompt plus answer, its size, the type of its weights, and the lane of its
+    decode steps; null if unknown."""
+
+    context_tokens: int
+    parameters: int | None = None
+    stored_as: str | None = None
+    lane: Lane | None = None
+
+
 class ModelRow(BaseModel):
-    """One of several models. The load of all tenants is visible only to operators, and to all
+    """A model. The load of all tenants is visible only to operators, and to all
     clients of a server without keys."""
 
     id: str
@@ -205,6 +225,7 @@ class ModelRow(BaseModel):
     ] = None
     pool: Annotated[Bytes | None, Field(description="null while not loaded.")] = None
     tokens_per_second: Annotated[float | None, Field(description="Sum over answers.")] = None
+    facts: ModelFacts
 
 
 class Changes(BaseModel):
@@ -224,6 +245,9 @@ class Changes(BaseModel):
     ] = None
     models: Annotated[
         list[ModelRow] | None, Field(description="null on a server of a single model.")
+    ] = None
+    only: Annotated[
+        ModelRow | None, Field(description="The model of a server of a single one, once loaded.")
     ] = None
 
 
@@ -259,13 +283,13 @@ async def stream(request: Request) -> Response:
 
 
 class _Viewer:
-    """The user who sees the figures. `tenant` is None for an operator."""
+    """The user who sees the figures. `tenant` is None for an operator, and without keys."""
 
     def __init__(self, request: Request) -> None:
         self._operator = is_operator(request)
-        self.tenant = None if self._operator else tenant_of(request)
         self._context = context_of(request)
         self._has_keys = bool(settings_of(request).api_keys)
+        self.tenant = None if self._sees_all else tenant_of(request)
         self._version = 0
         self._sampled = 0.0
 
@@ -305,6 +329,7 @@ class _Viewer:
             spans=[self._span(one) for one in spans],
             samples=self._samples(),
             models=self._models(),
+            only=self._only(),
             written=self._written(),
         )
 
@@ -342,13 +367,25 @@ class _Viewer:
                 _add_load(rows[-1], status, engines.get(status.served.id), watch.live)
         return rows
 
+    def _only(self) -> ModelRow | None:
+        serving, samples = self._context.serving, self._context.watch.samples
+        if serving is None or self._context.models is not None:
+            return None
+        row = _only_row(serving.model)
+        if samples and self._sees_all:
+            engine = samples[-1].figures.engine
+            row.memory_bytes += engine.pool_bytes
+            row.pool = engine.pool_used_bytes, engine.pool_bytes
+            row.running, row.waiting = engine.running, engine.inbox + engine.waiting
+            row.agents = engine.idle + engine.running
+        return row
+
     def _live_row(self, one: LiveRequest) -> LiveRow:
         row = running(one.request, operator=self._operator)
         return LiveRow(**dict(row), tokens_per_second=one.tokens_per_second)
 
     def _span(self, one: Span) -> TimelineSpan:
         agents = self._context.agents
-        named = self._operator and agents is not None
         return TimelineSpan(
             id=one.uid,
             agent=one.agent,
@@ -359,14 +396,49 @@ class _Viewer:
             cached_tokens=one.cached_tokens,
             generated_tokens=one.generated_tokens,
             finish=one.finish,
-            tenant=agents.id_of(one.tenant).id if named and agents is not None else None,
+            tenant=_tenant_id(agents, one.tenant) if self._operator else None,
+            status=one.status,
+            error=one.error,
+            route=one.route,
         )
+
+
+def _tenant_id(agents: AgentsPort | None, tenant: str | None) -> str | None:
+    return None if agents is None or tenant is None else agents.id_of(tenant).id
+
+
+def _facts(served: ServedModel) -> ModelFacts:
+    details = served.details
+    if details is None:
+        return ModelFacts(context_tokens=served.context_tokens)
+    return ModelFacts(
+        context_tokens=served.context_tokens,
+        parameters=details.parameters,
+        stored_as=details.stored_as,
+        lane=details.lane,
+    )
+
+
+def _only_row(served: ServedModel) -> ModelRow:
+    details = served.details
+    n_bytes = 0 if details is None else details.memory_bytes
+    return ModelRow(
+        id=served.id,
+        parent=served.parent,
+        state="loaded",
+        memory_bytes=n_bytes,
+        pinned=True,
+        expires_in=None,
+        weights_bytes=n_bytes,
+        facts=_facts(served),
+    )
 
 
 def _model_row(one: ModelStatus) -> ModelRow:
     return ModelRow(
         id=one.served.id,
         parent=one.served.parent,
+        facts=_facts(one.served),
         state=one.state,
         memory_bytes=one.n_bytes,
         pinned=one.pinned,

@@ -130,7 +130,7 @@ def test_an_answer_that_nobody_waits_for_is_cancelled_and_a_refused_one_says_why
     with pytest.raises(OverloadedError):
         observed(refused, seen)
     assert seen.events[-1] == ("finished", None)
-    assert (seen.records[1].finish, seen.records[1].error) == ("refused", "OverloadedError")
+    assert (seen.records[1].finish, seen.records[1].error) == ("refused", "full")
 
 
 def test_metrics_tell_what_was_restored_and_what_it_saved() -> None:

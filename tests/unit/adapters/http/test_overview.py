@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import pytest
 from pydantic import SecretStr
 
 from semantic.domain.answer import TextDelta, Usage
+from semantic.domain.errors import OverloadedError
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.agents import RunningRequest, TenantId
@@ -31,9 +33,9 @@ from semantic_server.http.activity import (
 from semantic_server.http.answer_records import AnswerRecord, InstrumentedServing
 from semantic_server.http.app import create_app
 from semantic_server.http.context import ServerContext
-from semantic_server.http.errors import WireError
+from semantic_server.http.errors import Problem, WireError
 from semantic_server.http.identity import tenant_name
-from semantic_server.http.overview import ModelRow, _add_load
+from semantic_server.http.overview import _add_load, _model_row
 from semantic_server.http.settings import ServerSettings
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_serving import FakeServing, Script
@@ -134,7 +136,9 @@ def test_a_token_costs_the_recorder_nothing() -> None:
 
 
 def test_savings_are_each_tenants_own_and_an_operators_are_the_sum() -> None:
-    recorder = Recorder(clock=FakeClock())
+    clock = FakeClock()
+    recorder = Recorder(clock=clock)
+    clock.advance(100)
     for tenant, cached in (("a", 60), ("b", 80), ("b", 0)):
         request = recorder.of(tenant)
         request.accepted("u", "me", 100)
@@ -144,6 +148,34 @@ def test_savings_are_each_tenants_own_and_an_operators_are_the_sum() -> None:
     assert today == start
     assert recorder.savings(None)[0].cached_tokens == 140
     assert recorder.savings("nobody")[0].prompt_tokens == 0
+
+
+def test_a_saved_prefill_is_as_fast_as_those_of_its_length() -> None:
+    clock = FakeClock()
+    recorder = Recorder(clock=clock)
+    clock.advance(1000)
+
+    def answer(prompt: int, cached: int, seconds: float) -> float:
+        request = recorder.of("")
+        request.accepted("u", "me", prompt)
+        request.finished("u", ended(prompt, cached, seconds))
+        return recorder.savings("")[0].seconds
+
+    assert answer(4000, 0, 4.0) == 0.0
+    for _ in range(10):  # short tails that cost 100 times as much per token
+        assert answer(10, 0, 1.0) == 0.0
+    assert answer(3010, 3000, 1.0) == 3.0
+
+
+def test_a_server_cannot_have_saved_more_than_all_cores_could_do_since_its_start() -> None:
+    clock = FakeClock()
+    recorder = Recorder(clock=clock)
+    clock.advance(2)
+    for _ in range(100):
+        request = recorder.of("")
+        request.accepted("u", "me", 100)
+        request.finished("u", ended(cached=60, seconds=400.0))
+    assert recorder.savings("")[0].seconds == 2 * (os.cpu_count() or 1)
 
 
 def test_a_request_that_was_cancelled_before_its_end_saves_nothing() -> None:
@@ -311,9 +343,69 @@ def test_an_overview_of_a_server_without_keys(server: RunningServer, served: Age
     (ada,) = changes["requests"]
     assert (ada["agent"], ada["state"], ada["tokens_per_second"]) == ("ada", "prefill", None)
     assert changes["models"] is None, "there is one model"
+    only = changes["only"]
+    assert (only["id"], only["state"], only["pool"]) == ("fake", "loaded", [25, 100])
+    assert only["facts"]["context_tokens"] == 512
     (eve,) = changes["spans"]
     assert (eve["agent"], eve["finish"], eve["prompt_tokens"]) == ("eve", "stop", 2)
     assert eve["end"] >= eve["phases"][0][1]
+
+
+@pytest.mark.process
+def test_a_refused_request_is_shown_with_its_error_to_who_sent_it(keyed: RunningServer) -> None:
+    own, other = ({"x-api-key": key} for key in KEYS)
+    chat = "/v1/chat/completions"
+    assert keyed.ask("POST", chat, {"model": "fake", "messages": []}, own).status == 400
+    missing = keyed.ask("POST", "/v1/nowhere", {}, own)
+    assert missing.status == 404
+    assert b"POST /v1/nowhere is not a route" in missing.body
+    assert keyed.ask("POST", chat, {}, {"x-api-key": "wrong"}).status == 401
+    assert keyed.ask("GET", "/v1/overview").status == 401
+    assert keyed.ask("GET", "/v1/models", None, other).status == 200
+
+    def shown(key: str) -> list[tuple[int, str, str]]:
+        spans = seen(keyed, key)["changes"]["spans"]
+        return [(one["status"], one["route"], one["error"].split(";")[0]) for one in spans]
+
+    refused = [
+        (400, f"POST {chat}", "messages: expected at least one message"),
+        (404, "POST /v1/nowhere", "POST /v1/nowhere is not a route"),
+    ]
+    assert shown(KEYS[0]) == refused
+    assert shown(KEYS[1]) == []
+    assert [status for status, *_ in shown(OPERATOR)] == [400, 404, 401]
+
+
+@pytest.mark.process
+def test_a_failed_answer_is_shown_with_its_error() -> None:
+    failures = iter(
+        (
+            Script(failure=OverloadedError("the queue is full", retry_after=1)),
+            Script((TextDelta("All"),), reason="error", error="a secret of the machine"),
+        )
+    )
+    with running(FakeServing(lambda _: next(failures))) as server:
+        body = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
+        asked = [server.ask("POST", "/v1/chat/completions", body).status for _ in range(2)]
+        assert asked == [503, 500]
+        spans = seen(server)["changes"]["spans"]
+    assert [(one["status"], one["error"]) for one in spans] == [
+        (503, "the queue is full"),
+        (500, "the model failed during the answer"),
+    ]
+
+
+def test_refused_requests_do_not_displace_answers() -> None:
+    recorder = Recorder(clock=FakeClock())
+    request = recorder.of("")
+    request.accepted("u", "me", 1)
+    request.finished("u", ended())
+    for number in range(MOST_SPANS * 2):
+        recorder.refuse(str(number), "", "POST ?", Problem(404, "x" * 10_000))
+    spans = recorder.spans("")
+    assert spans[-1].uid == "u"
+    assert len(spans) < MOST_SPANS
+    assert {len(one.error or "") for one in spans[:-1]} == {500}
 
 
 @pytest.mark.process
@@ -391,11 +483,9 @@ def test_of_several_models_a_tenant_sees_the_state_and_not_what_others_do() -> N
 
 
 def test_a_models_speed_is_that_of_its_answers() -> None:
-    row = ModelRow(
-        id="a", parent=None, state="loaded", memory_bytes=1, pinned=False, expires_in=None
-    )
     served = ServedModel(("a",), 512, 100, 1)
     status = ModelStatus(served, "loaded", 1, 2, 0, pinned=False, expires_in=None)
+    row = _model_row(status)
     tenant = TenantId("t")
     rates = ("1", "a", 3.0), ("2", "b", 9.0), ("3", "a", 4.0), ("4", "a", None)
     live = [

@@ -144,7 +144,7 @@ class Agent extends HTMLElement {
       act: async () => { await ask("DELETE", path("")); state.select(null); state.forgotten(id); },
     });
     const cancel = () => confirmed({
-      title: "Cancel its requests", agent: id, text: "They end at the next step, and their clients get an error. What they computed is kept.",
+      title: "End its requests", agent: id, text: "They end at the next step, and their clients get an error. What they computed is kept.",
       act: async () => {
         for (const one of state.requests.filter((request) => request.agent === id)) {
           await ask("DELETE", `/v1/requests/${encodeURIComponent(one.id)}`);
@@ -152,7 +152,7 @@ class Agent extends HTMLElement {
       },
     });
     const button = (title, act, hidden = false) => el("button", { type: "button", onclick: act, hidden }, `${title} …`);
-    this.cancel = button("Cancel", cancel, true);
+    this.cancel = button("End requests", cancel, true);
     return [
       button(shown.pinned ? "Unpin" : "Pin", pin), button("Fork", fork, state.isOperator),
       button("Forget", forget), this.cancel,

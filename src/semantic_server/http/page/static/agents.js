@@ -1,6 +1,6 @@
 // Agents as the tree of sessions and subagents. Only the rows in view are in the document.
 
-import { count, duration, el, named, percent, visible } from "./dom.js";
+import { bar, count, duration, el, named, percent, visible } from "./dom.js";
 import { state } from "./state.js";
 
 const ROW = 56; // pixels, as in the style sheet
@@ -27,12 +27,23 @@ function resting({ blocks }) {
   return blocks.missing ? "evicted" : "idle";
 }
 
+// The last turn in words, with a reason only where something was lost.
 function why({ last_turn: turn, tokens }) {
   if (turn.prompt_tokens === null) return tokens ? `${count(tokens)} tokens` : "no turn yet";
-  const share = `${percent(turn.cached_share)} of ${count(turn.prompt_tokens)} tokens cached.`;
-  const cost = turn.lost_tokens
-    ? ` ${count(turn.lost_tokens)} computed again, ${duration(turn.lost_seconds)}.` : "";
-  return `${share} ${turn.reason}${cost}`;
+  return `${percent(turn.cached_share)} of ${count(turn.prompt_tokens)} tokens cached. ${lost(turn)}`.trim();
+}
+
+const lost = (turn) => (turn.lost_tokens
+  ? `${count(turn.lost_tokens)} recomputed in ${duration(turn.lost_seconds)}: ${turn.reason}` : "");
+
+function lastTurn(agent) {
+  const { last_turn: turn } = agent;
+  if (turn.prompt_tokens === null) return [el("span", { class: "why" }, why(agent))];
+  const reason = lost(turn);
+  return [
+    bar(turn.cached_share), el("span", {}, `of ${count(turn.prompt_tokens)} tokens`),
+    reason ? el("span", { class: "why chip warn", title: reason }, reason) : el("span", { class: "why" }),
+  ];
 }
 
 class Agents extends HTMLElement {
@@ -114,7 +125,8 @@ class Agents extends HTMLElement {
     }
     this.#active = Math.max(0, Math.min(this.#active, this.#rows.length - 1));
     const more = state.hasMore ? "; more as you scroll" : "";
-    const words = `${count(this.#rows.length)} shown of ${count(state.agents.size)} loaded${more}`;
+    const all = state.agents.size === this.#rows.length ? "" : `${count(this.#rows.length)} of `;
+    const words = state.agents.size ? `${all}${count(state.agents.size)} agents${more}` : "none yet";
     if (this.summary.textContent !== words) this.summary.textContent = words;
     this.space.style.height = `${this.#rows.length * ROW}px`;
     this.#draw();
@@ -165,7 +177,7 @@ class Agents extends HTMLElement {
         named(agent.id),
         agent.pinned ? el("span", { class: "soft" }, "pinned") : null,
         el("span", { class: `state ${kind}` }, words)),
-      el("div", { class: "line soft" }, el("span", { class: "fold" }), el("span", { class: "why" }, why(agent))),
+      el("div", { class: "line soft" }, el("span", { class: "fold" }), ...lastTurn(agent)),
     );
     row.style.top = `${at * ROW}px`;
     row.style.paddingInlineStart = `${0.4 + Math.min(level - 1, 8) * 1.1}rem`;

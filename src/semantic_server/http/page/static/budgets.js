@@ -1,50 +1,25 @@
-// Memory and disk against their budgets, over the last ten minutes.
+// Memory and disk against their budgets, as one row of meters.
 
-import { bytes, count, el, percent, svg } from "./dom.js";
+import { bytes, count, el, percent } from "./dom.js";
 import { state } from "./state.js";
 
-const NAMES = { process: "Process", pool: "Pool", memory: "RAM tier", disk: "Disk", queue: "To write" };
-const LONGEST = 600; // seconds
-const SHORTEST = 60;
-const WIDTH = 600; // of the drawing
-const HEIGHT = 40;
+const NAMES = { pool: "Pool", memory: "RAM tier", disk: "Disk", remote: "Object store", process: "Process", queue: "To write" };
+const HIGH = 0.9; // of a budget
 
-function wear({ today, total, since, max_a_day: most, held_back: held, failed, rated_share: share }) {
+function wear({ today, total, since, max_a_day: most, held_back: held, rated_share: share }) {
   const limit = most ? ` of ${bytes(most)} a day` : "";
   const rated = share === null ? "" : `, ${(100 * share).toFixed(2)} % of the drive's rated life`;
   const limited = held ? " The limit is reached: until midnight only ends of turns are written." : "";
-  const lost = failed ? ` ${count(failed)} writes failed: is the disk full? semantic doctor says.` : "";
-  const note = limited + lost;
-  return `Written to disk: ${bytes(today)} today${limit}, ${bytes(total)} since ${since}${rated}.${note}`;
+  return `Written to disk: ${bytes(today)} today${limit}, ${bytes(total)} since ${since}${rated}.${limited}`;
 }
 
-// A step line: between two samples nothing has changed.
-function line(samples, tier, now) {
-  const seconds = Math.min(LONGEST, Math.max(SHORTEST, now - samples[0].at));
-  const points = [];
-  for (const { at, tiers } of samples) {
-    const [used, most] = tiers[tier] ?? [0, 1];
-    const x = Math.max(0, WIDTH * (1 - (now - at) / seconds)).toFixed(1);
-    const y = (HEIGHT * (1 - Math.min(1, used / (most || 1)))).toFixed(1);
-    if (points.length) points.push([x, points.at(-1)[1]]);
-    points.push([x, y]);
-  }
-  if (points.length) points.push([String(WIDTH), points.at(-1)[1]]);
-  return points;
-}
-
-function graph(samples, tier, now, label) {
-  const points = line(samples, tier, now);
-  const path = points.map((point) => point.join(",")).join(" ");
-  const area = points.length
-    ? `${points[0][0]},${HEIGHT} ${path} ${WIDTH},${HEIGHT}` : "";
-  return svg(
-    "svg",
-    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
-    svg("polygon", { class: "area", points: area }),
-    svg("line", { class: "floor", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT }),
-    svg("polyline", { class: "edge", points: path }),
-  );
+function meter(name, [used, most]) {
+  const share = used / (most || 1);
+  const words = `${bytes(used)} of ${bytes(most)}, ${used && share < 0.01 ? "under 1 %" : percent(share)}`;
+  const filled = el("span", { class: share > HIGH ? "filled high" : "filled" });
+  filled.style.inlineSize = `${Math.min(100, 100 * share)}%`;
+  return el("div", { class: "meter", role: "img", "aria-label": `${name}: ${words}` },
+    el("span", {}, name), el("span", { class: "bar" }, filled), el("span", { class: "soft" }, words));
 }
 
 class Budgets extends HTMLElement {
@@ -53,8 +28,7 @@ class Budgets extends HTMLElement {
   }
 
   show() {
-    const { samples } = state;
-    const last = samples.at(-1);
+    const last = state.samples.at(-1);
     if (state.changes.samples === null) {
       this.replaceChildren(el("p", { class: "soft" }, "The budgets are about all tenants: an operator's key shows them."));
       return;
@@ -63,24 +37,14 @@ class Budgets extends HTMLElement {
       this.replaceChildren(el("p", { class: "soft" }, "No figures yet."));
       return;
     }
+    const { written } = state.changes;
     const tiers = Object.keys(NAMES).filter((tier) => tier in last.tiers && (tier !== "queue" || last.tiers.queue[0]));
     this.replaceChildren(
-      ...tiers.map((tier) => this.#budget(tier, samples, last.tiers[tier])),
-      el("p", { class: "soft" }, `${last.running} running, ${last.waiting} waiting, ` +
-        `${count(last.preemptions)} preempted since the start. Of the last ten minutes at most.`),
-      state.changes.written ? el("p", { class: "soft" }, wear(state.changes.written)) : "",
-      ...(last.pressure?.length ? [el("p", {}, `Memory is short: ${last.pressure.join(", ")}.`)] : []),
-    );
-  }
-
-  #budget(tier, samples, [used, most]) {
-    const words = `${bytes(used)} of ${bytes(most)}, ${percent(used / (most || 1))}`;
-    return el(
-      "div",
-      { class: "budget" },
-      el("span", {}, NAMES[tier]),
-      el("span", {}, words),
-      graph(samples, tier, state.changes.now, `${NAMES[tier]}: ${words}`),
+      el("div", { class: "meters" }, ...tiers.map((tier) => meter(NAMES[tier], last.tiers[tier]))),
+      el("p", { class: "soft" }, `${last.running} running, ${last.waiting} waiting, ${count(last.preemptions)} preempted since the start.`),
+      written ? el("p", { class: "soft" }, wear(written)) : "",
+      written?.failed ? el("p", { class: "warn" }, `${count(written.failed)} writes failed: is the disk full? semantic doctor says.`) : "",
+      last.pressure?.length ? el("p", { class: "warn" }, `Memory is short: ${last.pressure.join(", ")}.`) : "",
     );
   }
 }

@@ -1,7 +1,8 @@
-// A plain chat to try the model: under each answer what was cached and when the first token came.
+// A chat to try the model: under each answer what was cached and when the first token came.
 
 import { events } from "./client.js";
 import { count, duration, el, visible } from "./dom.js";
+import { markdown } from "./markdown.js";
 import { state } from "./state.js";
 
 class Chat extends HTMLElement {
@@ -86,18 +87,35 @@ class Chat extends HTMLElement {
       if (first === null && (said || delta.reasoning)) first = performance.now();
       if (said) {
         content += said;
-        answer.append(said);
+        this.#draw(answer, content);
       } else if (delta.reasoning && !content) note.textContent = "thinking";
     }
     note.textContent = this.#note(usage, first, asked);
     return content;
   }
 
+  // Draws once a frame, not once a token.
+  #draw(answer, content) {
+    const isFirst = answer.said === undefined;
+    answer.said = content;
+    if (isFirst) this.#frame(answer);
+  }
+
+  #frame(answer) {
+    requestAnimationFrame(() => {
+      const isAtEnd = this.list.scrollTop + this.list.clientHeight >= this.list.scrollHeight - 40;
+      answer.replaceChildren(...markdown(answer.said));
+      answer.said = undefined;
+      if (isAtEnd) this.list.scrollTop = this.list.scrollHeight;
+    });
+  }
+
   #note(usage, first, asked) {
     if (!usage || first === null) return "The answer is empty.";
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     const decoding = (performance.now() - first) / 1000;
-    const rate = usage.completion_tokens > 1 && decoding > 0
+    const isMeasured = usage.completion_tokens >= 16 && decoding > 0.1; // fewer come at once
+    const rate = isMeasured
       ? `, then ${((usage.completion_tokens - 1) / decoding).toFixed(0)} tok/s` : "";
     const lost = usage.semantic?.lost;
     const why = lost ? ` ${count(lost.tokens)} cached tokens were computed again: ${lost.reason}` : "";

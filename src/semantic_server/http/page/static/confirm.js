@@ -34,7 +34,7 @@ export function confirmed({ title, agent, text, label, act }) {
       el("p", {}, text),
       label ? el("label", {}, label, input) : null,
       problem,
-      el("div", { class: "row" }, go, el("button", { type: "button", onclick: () => dialog.close() }, "Leave it")),
+      el("div", { class: "row" }, go, el("button", { type: "button", onclick: () => dialog.close() }, "Cancel")),
     ),
   );
   dialog.addEventListener("close", () => {

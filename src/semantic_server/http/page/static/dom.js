@@ -44,6 +44,7 @@ export function bytes(n) {
 }
 
 export function duration(seconds) {
+  if (seconds < 0.9995) return `${Math.round(1000 * seconds)} ms`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 60) return `${Math.round(seconds)} s`;
   const minutes = Math.round(seconds / 60);
@@ -51,6 +52,13 @@ export function duration(seconds) {
 }
 
 export const percent = (share) => `${Math.floor(share * 100)} %`;
+
+// A share as a bar, with its percentage.
+export function bar(share) {
+  const filled = el("span", { class: "filled" });
+  filled.style.inlineSize = `${Math.min(100, 100 * share)}%`;
+  return el("span", { class: "share" }, el("span", { class: "bar", "aria-hidden": "true" }, filled), percent(share));
+}
 
 export const clock = (at) =>
   new Date(at * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });

@@ -2,12 +2,15 @@
 
 import { key } from "./client.js";
 import { state } from "./state.js";
+import "./tiles.js";
 import "./savings.js";
-import "./budgets.js";
-import "./models.js";
+import "./timeline.js";
 import "./agents.js";
 import "./agent.js";
-import "./timeline.js";
+import "./requests.js";
+import "./budgets.js";
+import "./models.js";
+import "./connect.js";
 import "./chat.js";
 
 const at = (id) => document.getElementById(id);
@@ -24,7 +27,13 @@ state.addEventListener("overview", () => {
   at("key-form").hidden = true;
   at("content").hidden = false;
   at("chat-section").hidden = state.isOperator || model === null;
+  at("connect-section").hidden = model === null;
 });
+
+// A new server shows first how to connect.
+for (const event of ["agents", "changes"]) {
+  state.addEventListener(event, () => at("content").classList.toggle("empty", !state.agents.size && !state.spans.size));
+}
 
 state.addEventListener("locked", () => {
   at("key-problem").textContent = key.get() ? "The server does not know this key." : "";

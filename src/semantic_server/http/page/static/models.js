@@ -1,11 +1,13 @@
-// The models of a server that has several: the memory and the work of each.
+// The models: their size, context and memory, the work of each, and loading and unloading.
 
-import { bytes, count, duration, el, named, percent } from "./dom.js";
+import { ask } from "./client.js";
+import { bytes, count, duration, el, named, percent, rounded } from "./dom.js";
 import { state } from "./state.js";
 
-const HEADS = ["Model", "State", "Memory", "Weights", "Pool", "Agents", "Running", "Waiting", "tok/s", "Unloaded"];
+const HEADS = ["Model", "State", "Parameters", "Weights", "Context", "Exact batch", "Memory", "Pool", "Agents", "Running", "Waiting", "tok/s", "Unloaded", ""];
 
-function use({ state: now, idle_for: idle }) {
+function use({ state: now, idle_for: idle, running }) {
+  if (running) return "in use";
   return idle === null ? now : `idle for ${duration(idle)}`;
 }
 
@@ -14,13 +16,16 @@ function unloaded({ pinned, expires_in: expires }) {
   return pinned ? "never" : "when needed";
 }
 
-const known = (figure) => (figure === null ? "" : count(figure));
+const known = (figure, show = count) => (figure === null ? "" : show(figure));
 
-const cells = (row) => [
+const cells = ({ facts, ...row }) => [
   named(row.id),
-  row.running ? "in use" : use(row),
+  use(row),
+  known(facts.parameters, rounded),
+  facts.stored_as ?? "",
+  count(facts.context_tokens),
+  facts.lane ? (facts.lane.problem ? "no" : "yes") : "",
   bytes(row.memory_bytes),
-  row.weights_bytes === null ? "" : bytes(row.weights_bytes),
   row.pool ? percent(row.pool[0] / (row.pool[1] || 1)) : "",
   known(row.agents),
   known(row.running),
@@ -31,21 +36,39 @@ const cells = (row) => [
 
 class Models extends HTMLElement {
   connectedCallback() {
+    this.problem = el("p", { class: "warn", role: "alert" });
     state.addEventListener("changes", () => this.show());
   }
 
   show() {
-    this.closest("section").hidden = !state.models;
-    if (!state.models) return;
+    const { only, models } = state.changes;
+    const rows = models ?? (only ? [only] : []);
+    this.closest("section").hidden = !rows.length;
+    if (this.contains(document.activeElement)) return; // a button keeps its focus
     this.replaceChildren(el(
       "div", { class: "wide" },
       el("table", { "aria-labelledby": "models-title" },
         el("thead", {}, el("tr", {}, ...HEADS.map((head) => el("th", { scope: "col" }, head)))),
-        el("tbody", {}, ...state.models.map((row) => {
+        el("tbody", {}, ...rows.map((row) => {
           const [first, ...rest] = cells(row);
-          return el("tr", {}, el("th", { scope: "row" }, first), ...rest.map((one) => el("td", {}, one)));
+          return el("tr", {}, el("th", { scope: "row" }, first), ...rest.map((one) => el("td", {}, one)), el("td", {}, this.#button(row)));
         }))),
-    ));
+    ), this.problem);
+  }
+
+  #button(row) {
+    const action = { loaded: "unload", unloaded: "load" }[row.state];
+    if (!state.models || state.overview.role === "tenant" || !action) return "";
+    const button = el("button", { type: "button", onclick: async () => {
+      button.disabled = true; // which takes the focus away
+      this.problem.textContent = "";
+      try {
+        await ask("POST", `/v1/models/${row.id.split("/").map(encodeURIComponent).join("/")}/${action}`);
+      } catch (error) {
+        this.problem.textContent = error.message;
+      }
+    } }, action === "load" ? "Load" : "Unload");
+    return button;
   }
 }
 

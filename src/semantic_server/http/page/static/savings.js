@@ -1,12 +1,12 @@
-// The sentence: what the cache has saved.
+// One line: what the cache has saved.
 
-import { clock, count, duration, el, percent, rounded } from "./dom.js";
+import { clock, duration, el, percent, rounded } from "./dom.js";
 import { state } from "./state.js";
 
-function sentence({ prompt_tokens: asked, cached_tokens: cached, seconds }, since) {
-  if (!asked) return `No prompt ${since}.`;
+function sentence({ since, prompt_tokens: asked, cached_tokens: cached, seconds }, name) {
+  if (!asked) return `No prompt ${name}.`;
   const share = `${percent(cached / asked)} of ${rounded(asked)} prompt tokens`;
-  return `${duration(seconds)} of prefill saved ${since}; the cache had ${share}.`;
+  return `${duration(seconds)} of prefill saved ${name} since ${clock(since)}; the cache had ${share}.`;
 }
 
 class Savings extends HTMLElement {
@@ -15,17 +15,10 @@ class Savings extends HTMLElement {
   }
 
   show() {
-    const { saved } = state.changes;
-    const started = new Date(saved.start.since * 1000).toLocaleString("en-GB");
-    const isShort = saved.today.since === saved.start.since; // it has not run since midnight
-    const since = isShort ? `today since ${clock(saved.today.since)}` : "today";
-    this.replaceChildren(
-      el("p", { class: "sentence" }, sentence(saved.today, since)),
-      el("p", { class: "soft" }, `Since the start, ${started}: ` +
-        `${count(saved.start.cached_tokens)} of ${count(saved.start.prompt_tokens)} tokens were ` +
-        `cached, ${duration(saved.start.seconds)} of prefill. The time is an estimate: cached ` +
-        "tokens times the mean time of a computed one."),
-    );
+    const { today, start } = state.changes.saved;
+    const started = new Date(start.since * 1000).toLocaleString("en-GB");
+    const title = `Since the start, ${started}: ${duration(start.seconds)}. An estimate, from measured prefills of about the same length.`;
+    this.replaceChildren(el("p", { class: "sentence", title }, sentence(today, "today")));
   }
 }
 

@@ -13,6 +13,15 @@ const MOST_GONE = 1000;
 const AT_ONCE = 4; // agents looked at in one go
 const SHARE = 100; // pause after a look, in multiples of its duration: at most 1 % of a core
 
+// A request that ended with an error; one that its client left did not.
+export const failed = ({ status }) => status >= 400 && status !== 499;
+
+// Seconds until the first token of a request, or null.
+export function firstToken({ phases }) {
+  const decoding = phases.find(([phase]) => phase === "decoding");
+  return decoding ? decoding[1] - phases[0][1] : null;
+}
+
 class State extends EventTarget {
   overview = null;
   changes = null;
@@ -115,7 +124,7 @@ class State extends EventTarget {
       this.spans.delete(span.id + span.phases[0][1]);
       this.spans.set(span.id + span.phases[0][1], span);
       const isShown = this.#isOfModel(span) && (!this.isOperator || span.tenant === this.tenant);
-      if (span.end !== null && isShown && !isFirst) this.refresh(span.agent);
+      if (span.end !== null && !span.route && isShown && !isFirst) this.refresh(span.agent);
     }
     for (const [id, span] of this.spans) {
       if (span.end !== null && span.end < changes.now - WINDOW) this.spans.delete(id);

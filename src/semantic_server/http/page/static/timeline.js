@@ -6,7 +6,8 @@ import { state } from "./state.js";
 const LONGEST = 300; // seconds
 const SHORTEST = 30;
 const WIDTH = 300; // of the drawing
-const MOST_LANES = 30;
+const MOST_LANES = 6; // of the first look
+const MOST_SHOWN = 100;
 const NAMES = { waiting: "waited", reading: "prefilled", decoding: "decoded", preempted: "was preempted" };
 
 function parts(span, now) {
@@ -23,7 +24,10 @@ function words(all) {
 }
 
 class Timeline extends HTMLElement {
+  #isWhole = false;
+
   connectedCallback() {
+    this.button = el("button", { type: "button", class: "quiet", onclick: () => { this.#isWhole = !this.#isWhole; this.show(); } });
     state.addEventListener("changes", () => this.show());
   }
 
@@ -31,7 +35,7 @@ class Timeline extends HTMLElement {
     const { now } = state.changes;
     const lanes = new Map();
     for (const span of [...state.spans.values()].reverse()) {
-      if ((span.end ?? now) < now - LONGEST) continue;
+      if (span.route || (span.end ?? now) < now - LONGEST) continue;
       const name = JSON.stringify([span.tenant ?? "", span.model, span.agent]);
       if (!lanes.has(name)) lanes.set(name, []);
       lanes.get(name).push(span);
@@ -42,16 +46,19 @@ class Timeline extends HTMLElement {
     }
     const first = Math.min(...[...lanes.values()].flat().map((span) => span.phases[0][1]));
     const seconds = Math.min(LONGEST, Math.max(SHORTEST, Math.ceil((now - first) / 10) * 10));
-    const shown = [...lanes.values()].slice(0, MOST_LANES);
+    const shown = [...lanes.values()].slice(0, this.#isWhole ? MOST_SHOWN : MOST_LANES);
     const more = lanes.size - shown.length;
+    this.button.textContent = this.#isWhole ? "Show fewer" : `Show ${count(more)} more agents`;
+    const hasFocus = document.activeElement === this.button;
     this.replaceChildren(
       el("ul", { class: "legend" }, ...Object.entries(NAMES).map(([phase, name]) =>
         el("li", {}, svg("svg", { viewBox: "0 0 14 14", "aria-hidden": "true" },
           svg("rect", { class: phase, width: 14, height: 14, rx: 2 })), name))),
       ...shown.map((spans) => this.#lane(spans, now, seconds)),
       el("div", { class: "scale soft", "aria-hidden": "true" }, el("span", {}, `${duration(seconds)} ago`), el("span", {}, "now")),
-      more ? el("p", { class: "soft" }, `and ${count(more)} more agents`) : "",
+      more || this.#isWhole ? this.button : "",
     );
+    if (hasFocus) this.button.focus();
   }
 
   #lane(spans, now, seconds) {
