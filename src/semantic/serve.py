@@ -80,6 +80,8 @@ _REUSABLE = "this model's keys depend on how a prompt is divided: it reuses only
 
 DEFAULT_NAME = "default"
 """An extra name of the first model, and of an embedding model."""
+_MLX_LM_NAME = "default_model"
+"""The name by which clients of mlx_lm.server mean its model."""
 _WORKERS = 3
 """The number of threads that render prompts. One of them renders only short prompts."""
 _PROBES = 2
@@ -351,9 +353,10 @@ def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[st
     if adapter is not None:
         return settings.names or (adapter.named(own),), settings.aliases - {*settings.names}
     names = dict.fromkeys(settings.names or (own,))
+    aliases = {own, given}
     if settings.is_first:
         names[DEFAULT_NAME] = None
-    aliases = {own, given}
+        aliases.add(_MLX_LM_NAME)
     if own != given:
         aliases.add(str(model_path(given)))
     return tuple(names), frozenset(aliases - names.keys())

@@ -42,13 +42,21 @@ def test_a_folder_that_looks_like_a_hub_id_is_a_folder(
     assert model_name("models/Some-7B") == "Some-7B"
     names, aliases = served_names(ServeSettings(Settings("models/Some-7B")))
     assert names == ("Some-7B", "default")
-    assert aliases == {"models/Some-7B", str(tmp_path / "models" / "Some-7B")}
+    assert aliases == {"default_model", "models/Some-7B", str(tmp_path / "models" / "Some-7B")}
 
 
 def test_given_names_are_listed_and_the_others_accepted() -> None:
     settings = ServeSettings(Settings("/models/Some-7B"), names=("chat", "chat", "small"))
     assert served_names(settings) == (
         ("chat", "small", "default"),
-        frozenset({"Some-7B", "/models/Some-7B"}),
+        frozenset({"Some-7B", "/models/Some-7B", "default_model"}),
     )
-    assert served_names(ServeSettings()) == (("semantic-tiny", "default"), frozenset())
+
+
+def test_a_client_of_mlx_lm_means_the_first_model() -> None:
+    """The lists do not show the name."""
+    first = served_names(ServeSettings())
+    assert first == (("semantic-tiny", "default"), frozenset({"default_model"}))
+    assert served_names(ServeSettings(is_first=False)) == (("semantic-tiny",), frozenset())
+    own = served_names(ServeSettings(names=("default_model",)))
+    assert own == (("default_model", "default"), frozenset({"semantic-tiny"}))
