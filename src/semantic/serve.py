@@ -97,6 +97,8 @@ class ServeSettings:
     engine: Settings = field(default_factory=Settings)
     names: tuple[str, ...] = ()
     aliases: frozenset[str] = frozenset()
+    any_name: bool = False
+    """True if requests may use any name for the model."""
     parent: str | None = None
     is_first: bool = True
     """True if this is the first of several models."""
@@ -309,7 +311,9 @@ def _served_model(
     )
     made = int(time.time())
     return ServedModel(
-        names, limit, model.vocab_size, made, sampling, aliases, details, settings.parent
+        *(names, limit, model.vocab_size, made, sampling, aliases, details),
+        parent=settings.parent,
+        any_name=settings.any_name,
     )
 
 

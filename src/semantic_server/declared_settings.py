@@ -146,6 +146,10 @@ class DeclaredSettings:
             "Repeatable. Default: the folder's name, or the hub id.",
         ),
     ] = ()
+    any_model_name: Annotated[
+        bool,
+        Flag(ENGINE, "Every name in a request means the one model; answers give the same name."),
+    ] = False
     embedding_model: Annotated[
         str | None,
         Flag(ENGINE, "A second model, for embeddings: a folder, a hub id (org/name) or an alias."),

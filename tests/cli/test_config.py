@@ -121,6 +121,9 @@ def test_lists_are_separated_by_commas_in_the_environment(monkeypatch: pytest.Mo
         ("port = ", "{} is not valid TOML"),
         ('store = "a"\nno_store = true', "expected at most one of store and no_store"),
         ('kv_events = "ipc://a"\nmodel_ttl = 9', "kv_events: expected one model that stays loaded"),
+        ('any_model_name = true\nmodel = ["a", "b"]', "any_model_name must be false with several"),
+        ('any_model_name = true\nadapters = ["a"]', "any_model_name must be false with several"),
+        ('any_model_name = true\nembedding_model = "a"', "any_model_name must be false with"),
         ("[server]\nport = 1", "server (file {}) is not a setting"),
     ],
 )

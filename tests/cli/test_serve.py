@@ -33,12 +33,16 @@ from semantic_server.cli.serve import (
     _print_ready,
     _serve_settings,
     engine_settings,
+    load_model,
 )
 from semantic_server.http.answer_records import AnswerRecord
+from semantic_server.http.app import create_app
+from semantic_server.http.context import ServerContext
+from semantic_server.http.lifecycle import Lifecycle
 from semantic_server.http.settings import ServerSettings, load_settings
 from tests.cli.support import command_line, environment, semantic
 from tests.support.fake_models import FakeLoader, fake_models
-from tests.support.http_server import until
+from tests.support.http_server import running, until
 from tests.support.lanes import more
 from tests.support.model_folder import write_model
 
@@ -301,6 +305,22 @@ def test_bits_may_name_a_model_by_each_of_its_names(name: str) -> None:
     engine = engine_settings(given)
     assert engine.kv_bits == 8
     assert _of_model(_serve_settings(given, engine), "b", given).engine.kv_bits == 16
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("ttl", [None, 60.0])
+def test_any_name_means_the_loaded_model(ttl: float | None) -> None:
+    """Also a model that unloads."""
+    given = ServerSettings(any_model_name=True, model_ttl=ttl, pool_blocks=64, no_store=True)
+    context = ServerContext()
+    app = create_app(
+        settings=given, context=context, lifecycle=Lifecycle(context, lambda: load_model(given))
+    )
+    with running(app=app) as server:
+        until(lambda: server.ask("GET", "/ready").status == 200)
+        asked = {"model": "gpt-9", "prompt": "Once", "max_tokens": 1}
+        reply = server.ask("POST", "/v1/completions", asked)
+    assert (reply.status, reply.json["model"]) == (200, "gpt-9")
 
 
 @pytest.mark.parametrize("line", ["kv_bits = 8", 'kv_bits = "8"', 'kv_bits = ["8"]'])

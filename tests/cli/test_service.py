@@ -307,6 +307,7 @@ VALUES: dict[str, object] = {
     "log_format": "json",
     "tool_call_parser": "hermes", "reasoning_parser": "none",
     "image_input": "note", "log_level": "debug", "no_store": True, "force_usage": True,
+    "any_model_name": True,
     "share_across_chips": True, "exact_batch": "on", "drafts": "off", "kv_bits": ["8"],
     "kv_bits_force": True,
     **dict.fromkeys(

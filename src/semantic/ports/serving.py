@@ -14,6 +14,8 @@ from semantic.domain.identity import NO_HINTS, Hints, Identity
 from semantic.domain.stored import StoreStats, Tier
 from semantic.domain.value_objects import Lane, SamplingParams
 
+_LONGEST_NAME = 200
+
 Prompt = Chat | str | tuple[int, ...]
 """A conversation, a text, or token ids."""
 
@@ -102,10 +104,13 @@ class ServedModel:
     """None for a model without files."""
     parent: str | None = None
     """The id of an adapter's base model, else None."""
+    any_name: bool = False
+    """True if requests may use any name of at most 200 characters."""
 
     def accepts(self, name: str) -> bool:
         """Return True if a request may use `name` for this model."""
-        return name in self.names or name in self.aliases
+        by_any = self.any_name and len(name) <= _LONGEST_NAME
+        return by_any or name in self.names or name in self.aliases
 
     @property
     def id(self) -> str:

@@ -284,6 +284,7 @@ def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings
     return ServeSettings(
         engine,
         names=served_names(settings),
+        any_name=settings.any_model_name,
         max_context=settings.max_model_len,
         temperature=settings.temperature,
         top_p=settings.top_p,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Annotated, Protocol, TypeAlias
 
@@ -105,9 +105,12 @@ class InstrumentedServing:
         clock: Callable[[], float] = time.monotonic,
         *,
         model: str = "",
+        name: str | None = None,
         through: Callable[[Events], Events] = _unchanged,
     ) -> None:
-        """`model` is None if the server has only one. `through` wraps the stream of events."""
+        """`model` is "" if the server has only one. `name` is another first name for answers, or
+        None. `through` wraps the stream of events."""
+        self._name = name
         self._of = model
         self._through = through
         self._serving = serving
@@ -116,7 +119,8 @@ class InstrumentedServing:
 
     @property
     def model(self) -> ServedModel:
-        return self._serving.model
+        model = self._serving.model
+        return model if self._name is None else replace(model, names=(self._name, *model.names))
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
         """See `ServingPort.answer`. Also raises the errors that `through` raises."""

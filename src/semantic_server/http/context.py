@@ -20,7 +20,7 @@ from semantic.ports.serving import Figures, MemoryLimit, ServingPort
 from semantic_server.http.activity import Ending, Watch
 from semantic_server.http.answer_records import InstrumentedServing, Observer
 from semantic_server.http.errors import RETRY_SECONDS, ClientDisconnectedError
-from semantic_server.http.logs import log_entry_of
+from semantic_server.http.logs import WarnOnce, log_entry_of
 from semantic_server.http.settings import ServerSettings
 
 MODEL_QUERY: Final = "model"
@@ -72,10 +72,19 @@ def serving_of(request: Request, name: object = None) -> ServingPort:
         raise OverloadedError("the model is loading", retry_after=RETRY_SECONDS)
     if context.models is not None and isinstance(name, str):
         serving = context.models.serving_of(name)
-    recorder = context.watch.recorder.of(getattr(request.state, "tenant", ""), serving.model.id)
+    known = serving.model
+    called = name if known.any_name and isinstance(name, str) and known.accepts(name) else None
+    if called not in (None, known.id):
+        _names.warn(f"requests name the model {called!a}: {known.id} answers")
+    recorder = context.watch.recorder.of(getattr(request.state, "tenant", ""), known.id)
     observers = [*context.observers, recorder, log_entry_of(request.scope)]
-    model = "" if context.models is None else serving.model.id
-    return InstrumentedServing(serving, observers, model=model, through=context.ending.events)
+    model = "" if context.models is None else known.id
+    return InstrumentedServing(
+        serving, observers, model=model, name=called, through=context.ending.events
+    )
+
+
+_names: Final = WarnOnce()
 
 
 def embedding_of(request: Request) -> EmbeddingPort:

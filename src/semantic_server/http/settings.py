@@ -106,14 +106,21 @@ class ServerSettings(BaseSettings, DeclaredSettings):
             raise ValueError("expected at most one of store and no_store")
         if self.kv_events is not None and self.has_managed_models:
             raise ValueError("kv_events: expected one model that stays loaded")
+        if self.any_model_name and (self.has_several_models or self.embedding_model is not None):
+            raise ValueError(
+                "any_model_name must be false with several models, adapters or embeddings"
+            )
         return self
+
+    @property
+    def has_several_models(self) -> bool:
+        return bool(self.model[1:] or self.allowed_models or self.adapters or self.allow_pull)
 
     @property
     def has_managed_models(self) -> bool:
         """True if models load and unload while the server runs."""
-        several = self.model[1:] or self.allowed_models or self.adapters or self.kept_models
         has_budget = self.models_gb is not None or self.model_ttl is not None
-        return bool(several or self.allow_pull) or has_budget
+        return self.has_several_models or bool(self.kept_models) or has_budget
 
     @property
     def max_body_bytes(self) -> int:
