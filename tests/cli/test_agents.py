@@ -14,7 +14,7 @@ import pytest
 from semantic.application.cache.agent_notes import origin_of
 from semantic.cli import agents as agents_command
 from semantic.cli.agents import AGENT_COMMANDS
-from semantic.cli.report import columns, show_age, show_name
+from semantic.cli.report import columns, fitted, show_age, show_name
 from semantic.domain.block_hash import tenant_id
 from semantic.domain.identity import Identity
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
@@ -101,11 +101,41 @@ def test_ls_lists_what_each_agent_has_and_shares() -> None:
     assert (eve["parent"], ada["parent"]) == ("ada", None)
     text = agents("ls").out.splitlines()
     assert text[0].split() == [
-        "name", "model", "model", "id", "tokens", "blocks", "on", "disk", "shared", "pinned",
-        "turns", "parent", "client", "session", "saved",
+        "name", "tokens", "saved", "blocks", "on", "disk", "turns", "pinned", "shared", "parent",
+        "client", "session", "model", "model", "id",
     ]  # fmt: skip
     assert [line.split()[0] for line in text[1:]] == ["eve", "ben", "ada", "and"]
     assert "secret" not in agents("ls").out
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_ls_fits_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names stay apart by their ends; a pipe gets every name and column whole."""
+    with disk_store() as store:
+        given = [f"project/{'sub' * 13}/agent-{number}" for number in range(2)]
+        for seed, name in enumerate(given):
+            new_agent(store, name, seed=seed)
+    piped = agents("ls").out
+    monkeypatch.setattr("semantic.cli.agents.terminal_width", lambda: width)
+    head, *rows = agents("ls").out.splitlines()
+    assert head.split()[:3] == ["name", "tokens", "saved"]
+    assert ("on disk" in head, "shared" in head) == (True, width > 80)
+    assert [re.findall(r"^project/.*/agent-(\d)  ", row) for row in rows] == [["1"], ["0"]]
+    assert max(map(len, (head, *rows))) <= width
+    assert agents("ls", "--wide").out == piped
+    assert all(name in piped for name in given)
+
+
+def test_a_table_fits_wide_characters_and_the_narrowest_terminal() -> None:
+    rows = [("name", "n", "more"), ("语" * 40, "12", "x" * 30), ("a", "3", "")]
+    assert fitted(rows, None) == columns(rows)
+    assert fitted(rows, 100)[1].startswith("语" * 16 + "…" + "语" * 15)
+    assert fitted(rows, 30) == [
+        "name".ljust(25) + "  n",
+        "语" * 6 + "…" + "语" * 6 + "  12",
+        "a".ljust(25) + "  3",
+    ]
+    assert fitted(rows, 10) == ["name", "语语…语语", "a"]
 
 
 def test_the_owner_of_the_folder_manages_the_agents_of_every_tenant() -> None:
@@ -118,7 +148,7 @@ def test_the_owner_of_the_folder_manages_the_agents_of_every_tenant() -> None:
     assert isinstance(listed, list)
     found = {one["name"]: (one["tenant"], one["pinned"]) for one in listed}
     assert found == {"ada": ("local", False), "secret": (of, True)}
-    assert agents("ls", "--all-tenants").out.splitlines()[1].startswith(f"{of}  secret")
+    assert agents("ls", "--all-tenants").out.splitlines()[1].startswith(f"secret  {of}")
     assert asked("ls", "--tenant", "local")["other_tenants"] == 1
     assert asked("show", "secret", "--tenant", of)["pinned"] is True
     assert agents("pin", "secret", "--off", "--tenant", of).code == 0

@@ -31,11 +31,13 @@ from semantic.cli.options import AsJson, StoreOptions
 from semantic.cli.report import (
     Json,
     columns,
+    fitted,
     match_json,
     print_result,
     show_age,
     show_bytes,
     show_name,
+    terminal_width,
     to_line,
 )
 from semantic.cli.terminal import is_interactive
@@ -117,8 +119,8 @@ def _document(agents: Sequence[Manifest], removed: Sequence[bool], *, one: bool)
 _LISTED = 200
 """The default maximum number of agents in a list."""
 _HEADINGS = (
-    "name", "model", "model id", "tokens", "blocks", "on disk", "shared", "pinned", "turns",
-    "parent", "client", "session", "saved",
+    "name", "tokens", "saved", "blocks", "on disk", "turns", "pinned", "shared", "parent", "client",
+    "session", "model", "model id",
 )  # fmt: skip
 
 
@@ -134,9 +136,15 @@ def ls(
     prefix: NamePrefix = None,
     parent: ParentName = None,
     pinned: IsPinned = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Show all columns, as to a file or a pipe.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the agents in the store, last saved first."""
+    """List the agents in the store, last saved first.
+
+    A terminal shows the first columns, as many as fit.
+    """
     only = AgentFilter(prefix=prefix, pinned=pinned, parent=parent)
     if all_tenants and tenant is not None:
         raise InvalidRequestError("expected either --tenant or --all-tenants")
@@ -161,8 +169,9 @@ def ls(
     else:
         rows = [_HEADINGS, *map(_row, listed)]
         if all_tenants:
-            rows = [(owner, *row) for owner, row in zip(("tenant", *owners), rows, strict=True)]
-        typer.echo("\n".join(columns(rows)))
+            owned = zip(("tenant", *owners), rows, strict=True)
+            rows = [(name, owner, *row) for owner, (name, *row) in owned]
+        typer.echo("\n".join(fitted(rows, None if wide else terminal_width())))
     if more:
         typer.echo(f"and {more} saved before; --limit lists more")
     if others:
@@ -288,16 +297,16 @@ def _row(facts: AgentFootprint) -> Sequence[str]:
     session, client = session_and_client_in(manifest.note)
     return (
         show_name(manifest.agent_id),
-        show_name(model_name(manifest.model)),
-        shown_id(manifest),
         str(len(manifest.token_ids)),
+        show_age(manifest.saved_at),
         str(blocks) if stored == blocks else f"{stored} of {blocks}",
         show_bytes(facts.n_bytes),
-        show_bytes(facts.shared_bytes),
-        "yes" if manifest.pinned else "no",
         str(manifest.turns),
+        "yes" if manifest.pinned else "no",
+        show_bytes(facts.shared_bytes),
         *(show_name(one) if one else "-" for one in (parent_of(manifest), client, session)),
-        show_age(manifest.saved_at),
+        show_name(model_name(manifest.model)),
+        shown_id(manifest),
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -19,7 +21,10 @@ Json = dict[str, object]
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
 _SPANS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
-_NAME_CHARACTERS = 60
+_NAME_ENDS = 30
+_SHORTEST = 18
+"""The number of characters that a table leaves of its names before it drops a column."""
+_GAP = 2
 _UNLIMITED = 1 << 20
 """The width of a terminal in which no table wraps."""
 _DAYS_SHOWN = 6
@@ -52,9 +57,12 @@ def show_age(since: float) -> str:
 
 
 def show_name(name: str, *, whole: bool = False) -> str:
-    """Return a name with control characters escaped. It has 60 characters unless `whole` is set."""
+    """Return a name with control characters escaped. Its middle is missing above 60 characters
+    unless `whole` is set."""
     plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
-    return plain if whole or len(plain) <= _NAME_CHARACTERS else f"{plain[:_NAME_CHARACTERS]}…"
+    if whole or len(plain) <= 2 * _NAME_ENDS:
+        return plain
+    return f"{plain[:_NAME_ENDS]}…{plain[-_NAME_ENDS:]}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -63,13 +71,43 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table.grid(padding=(0, 2, 0, 0))
+    table = Table.grid(padding=(0, _GAP, 0, 0))
     for row in rows:
         table.add_row(*(Text(cell, no_wrap=True) for cell in row))
     console = Console(width=_UNLIMITED, color_system=None)
     with console.capture() as captured:
         console.print(table)
     return [line.rstrip() for line in captured.get().split("\n")[:-1]]
+
+
+def terminal_width() -> int | None:
+    """Return the width of the terminal in cells. Returns None if stdout is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def fitted(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """Return rows of cells as lines of at most `width` cells, if it is not None. Drops columns from
+    the right, and shortens the first in the middle."""
+    if width is None:
+        return columns(rows)
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) + _GAP for column in zip(*rows, strict=True)]
+    kept = len(widths)
+    while kept > 1 and min(widths[0], _SHORTEST + _GAP) + sum(widths[1:kept]) > width + _GAP:
+        kept -= 1
+    room = width - sum(widths[1:kept])
+    return columns([(_shortened(row[0], room), *row[1:kept]) for row in rows])
+
+
+def _shortened(name: str, width: int) -> str:
+    from rich.cells import cell_len
+
+    kept, short = len(name), name
+    while kept and cell_len(short) > width:
+        kept -= 1
+        short = f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :]}"
+    return short
 
 
 def answer_json(model: str, done: CompletedGeneration, timing: Timing, view: PoolView) -> Json:
