@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from io import StringIO
 
@@ -15,7 +17,7 @@ from semantic.domain.errors import OperatorError
 from semantic_server.cli.top import View, show_duration, watch
 from semantic_server.clients.server_connection import Document, follow_overview
 from semantic_server.http.settings import ServerSettings
-from tests.cli.support import semantic
+from tests.cli.support import environment, semantic
 from tests.support.http_server import RunningServer
 from tests.support.model_server import several
 from tests.support.page_world import busy, serving
@@ -42,7 +44,7 @@ def test_a_server_is_shown_once_where_there_is_no_terminal(server: RunningServer
     assert lines[0] == "fake, version 1.2.3, ready"
     saved = " s of prefill saved today; the cache had 80 % of 50 prompt tokens."
     assert re.fullmatch(rf"\d+\.\d{re.escape(saved)}", lines[1])
-    assert "pool ######.................. 25 bytes of 100 bytes, 25%" in lines
+    assert "pool 25 bytes of 100 bytes, 25% ######.................." in lines
     assert any(line.startswith("decodes decoding 20 ") for line in lines)
     assert any(line.startswith("reads prefill 0 % 4,000 ") for line in lines)
     assert any(line.startswith("ann stop 40 of 50 9 ") for line in lines)
@@ -98,7 +100,46 @@ def test_a_view_follows_the_stream(server: RunningServer) -> None:
     for _ in range(2):
         view.apply(*next(events))
     events.close()
-    assert any("decodes" in line for line in view.lines())
+    assert any("decodes" in line for line in view.lines(None))
+
+
+@pytest.mark.parametrize(("width", "shown"), [(60, 5), (80, 7), (120, 8)])
+def test_figures_fit_the_terminal(width: int, shown: int, server: RunningServer) -> None:
+    """A line loses whole columns from its end, and the middle of a name."""
+    document = json.loads(semantic("top", "--url", server.url, "--json").out)
+    changes, name = document["changes"], f"agent {'x' * 40} of many 1"
+    changes["requests"][0] |= {"agent": name, "prompt_tokens": 123_456, "cached_tokens": 123_000}
+    changes["saved"]["today"] |= {"prompt_tokens": 1 << 40, "seconds": 90_000.0}
+    changes["models"] = [
+        dict.fromkeys(("idle_for", "expires_in", "tokens_per_second"))
+        | {"id": name, "state": "loaded", "pinned": True, "memory_bytes": 9 << 30}
+        | {"weights_bytes": 8 << 30, "pool": [1, 2], "agents": 1, "running": 1, "waiting": 0}
+    ]
+    view = View()
+    view.apply("overview", document)
+    lines = list(view.lines(width))
+    assert max(map(len, lines)) <= width
+    assert any(re.match("agent x.*of many 1  .* 123,456  123,000  ", line) for line in lines)
+    heads = ("agent", "state", "prompt", "cached", "answer", "for", "preempted", "model")
+    assert next(line for line in lines if line.startswith("agent  ")).split() == [*heads[:shown]]
+
+
+def test_top_imports_no_part_of_a_server(server: RunningServer) -> None:
+    """They take longer than all else that it does."""
+    code = (
+        "import sys; import semantic.cli.main as program; "
+        f"sys.argv = ['semantic', 'top', '--url', '{server.url}']\n"
+        "try: program.main()\n"
+        "except SystemExit: print(*sys.modules, sep=chr(10), file=sys.stderr)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
+    )
+    modules = ran.stderr.split()
+    assert "fake, version 1.2.3, ready" in ran.stdout
+    assert "semantic_server.cli.top" in modules
+    not_for_top = ("fastapi", "rich.console", "semantic_server.http", "starlette", "uvicorn")
+    assert [name for name in not_for_top if name in modules] == []
 
 
 def test_an_ended_stream_is_followed_again(server: RunningServer) -> None:

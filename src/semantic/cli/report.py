@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 
 import typer
 
@@ -25,8 +26,6 @@ _NAME_ENDS = 30
 _SHORTEST = 18
 """The number of characters that a table leaves of its names before it drops a column."""
 _GAP = 2
-_UNLIMITED = 1 << 20
-"""The width of a terminal in which no table wraps."""
 _DAYS_SHOWN = 6
 """The number of days in a list of written bytes."""
 
@@ -67,17 +66,15 @@ def show_name(name: str, *, whole: bool = False) -> str:
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of cells as lines with aligned columns."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from rich.cells import cell_len
 
-    table = Table.grid(padding=(0, _GAP, 0, 0))
-    for row in rows:
-        table.add_row(*(Text(cell, no_wrap=True) for cell in row))
-    console = Console(width=_UNLIMITED, color_system=None)
-    with console.capture() as captured:
-        console.print(table)
-    return [line.rstrip() for line in captured.get().split("\n")[:-1]]
+    widths = [max(map(cell_len, column)) + _GAP for column in zip_longest(*rows, fillvalue="")]
+    return [
+        "".join(
+            cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=False)
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def terminal_width() -> int | None:

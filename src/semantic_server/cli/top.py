@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from textwrap import wrap
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -18,7 +22,7 @@ from semantic.cli.options import (
     KeyVariable,
     ServerUrl,
 )
-from semantic.cli.report import columns, show_bytes, show_name, show_seconds, to_line
+from semantic.cli.report import fitted, show_bytes, show_name, show_seconds, terminal_width, to_line
 from semantic.domain.errors import OperatorError
 from semantic_server.cli.running import unloaded_when
 
@@ -62,7 +66,8 @@ def top(options: TopOptions, as_json: AsJson = False) -> None:
         document = read_overview(options.url, options.key_variable)
         view = View()
         view.apply("overview", document)
-        typer.echo(to_line(dict(document)) if as_json else "\n".join(view.lines()))
+        lines = view.lines(terminal_width())
+        typer.echo(to_line(dict(document)) if as_json else "\n".join(lines))
         return
     from rich.console import Console
 
@@ -89,7 +94,7 @@ def watch(
     with Live(console=console, screen=True, auto_refresh=False) as live:
 
         def show(*notes: str) -> None:
-            lines = [*notes, *view.lines()][: max(1, console.height - 1)]
+            lines = [*notes, *view.lines(console.width)][: max(1, console.height - 1)]
             live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
 
         while True:
@@ -118,48 +123,47 @@ class View:
 
     def apply(self, name: str, document: Document) -> None:
         """Apply one event to the figures. Raises OperatorError for a malformed overview."""
-        from pydantic import ValidationError
-
-        from semantic_server.http.overview import Changes, Overview
-
+        found = _with_attributes(document)
         try:
             if name == "overview":
-                self._overview = Overview.model_validate(document)
+                self._overview = cast("Overview", found)
                 self._ended.clear()
                 self._take(self._overview.changes)
+                deque(self.lines(None), maxlen=0)
             elif name == "changes":
-                self._take(Changes.model_validate(document))
-        except ValidationError as error:
-            raise OperatorError(
-                "expected an overview of this version, got one that differs in "
-                f"{error.error_count()} fields"
-            ) from None
+                self._take(cast("Changes", found))
+        except (AttributeError, LookupError, TypeError, ValueError):
+            message = "expected an overview of this version, got one with other fields"
+            raise OperatorError(message) from None
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, width: int | None) -> Iterator[str]:
+        """Yield the figures in lines of at most `width` cells, if it is not None."""
         overview, changes = self._overview, self._changes
         if overview is None or changes is None:
             return
         model = "a model that loads" if overview.model is None else overview.model
-        yield f"{show_name(model)}, version {overview.version}, {changes.state}"
-        yield sentence(changes.saved.today)
+        head = f"{show_name(model)}, version {overview.version}, {changes.state}"
+        for line in (head, sentence(changes.saved.today)):
+            yield from [line] if width is None else wrap(line, width)
         yield ""
         if self._tiers:
-            yield from columns([_budget(name, *self._tiers[name]) for name in self._tiers])
+            yield from fitted([_budget(name, *self._tiers[name]) for name in self._tiers], width)
             yield self._counts
             yield ""
         if changes.models is not None:
-            yield from columns([_MODELS_HEAD, *map(_model, changes.models)])
+            yield from fitted([_MODELS_HEAD, *map(_model, changes.models)], width)
             yield ""
-        yield from _requests(changes)
+        yield from _requests(changes, width)
         ended = sorted(self._ended.values(), key=lambda one: one.end or 0.0, reverse=True)
         if ended:
             yield ""
-            yield from columns([_ENDED_HEAD, *map(_ended, ended)])
+            yield from fitted([_ENDED_HEAD, *map(_ended, ended)], width)
 
     def _take(self, changes: Changes) -> None:
         self._changes = changes
         for sample in (changes.samples or ())[-1:]:
-            self._tiers = {name: sample.tiers[name] for name in _TIERS if name in sample.tiers}
+            tiers = vars(sample.tiers)
+            self._tiers = {name: tiers[name] for name in _TIERS if name in tiers}
             counts = f"{sample.running} running, {sample.waiting} waiting, "
             self._counts = f"{counts}{sample.preemptions} preempted since the start"
         for span in changes.spans:
@@ -167,6 +171,12 @@ class View:
                 self._ended[span.id, span.phases[0][1]] = span
         newest = sorted(self._ended.items(), key=lambda one: one[1].end or 0.0)[-_ENDED:]
         self._ended = dict(newest)
+
+
+def _with_attributes(document: Document) -> object:
+    """Return a document whose objects have attributes. They stand for the models of the server's
+    overview, whose import takes half a second."""
+    return json.loads(json.dumps(document), object_hook=lambda one: SimpleNamespace(**one))
 
 
 def sentence(saved: Saved) -> str:
@@ -192,7 +202,7 @@ def _budget(name: str, used: int, most: int) -> tuple[str, ...]:
     share = min(1.0, used / most) if most else 0.0
     filled = round(share * _BAR)
     bar = "#" * filled + "." * (_BAR - filled)
-    return _TIERS[name], bar, f"{show_bytes(used)} of {show_bytes(most)}, {share:.0%}"
+    return _TIERS[name], f"{show_bytes(used)} of {show_bytes(most)}, {share:.0%}", bar
 
 
 _MODELS_HEAD = (
@@ -224,7 +234,7 @@ def _model(row: ModelRow) -> tuple[str, ...]:
     )
 
 
-def _requests(changes: Changes) -> Iterator[str]:
+def _requests(changes: Changes, width: int | None) -> Iterator[str]:
     if not changes.requests:
         yield "Nothing runs or waits."
         return
@@ -232,8 +242,8 @@ def _requests(changes: Changes) -> Iterator[str]:
     rows = [head, *map(_request, changes.requests)]
     if changes.models is not None:
         of = ("model", *(show_name(one.model) for one in changes.requests))
-        rows = [(agent, model, *rest) for (agent, *rest), model in zip(rows, of, strict=True)]
-    yield from columns(rows)
+        rows = [(*row, model) for row, model in zip(rows, of, strict=True)]
+    yield from fitted(rows, width)
     if changes.more_requests:
         yield f"and {changes.more_requests} more"
 
