@@ -1,7 +1,7 @@
 """A batch file: every line of a JSON Lines file is a request, and all are answered in one batch.
 
 A line has `agent`, `prompt` and optionally `max_tokens`; answers are printed as JSON, in order.
-Run: python examples/batch_file.py FILE. `semantic run --file` does the same with more options.
+Run: python examples/batch_file.py [FILE]. `semantic run --file` does the same with more options.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ def request(line: str) -> semantic.Request:
     return semantic.Request(fields["agent"], fields["prompt"], {"max_tokens": most})
 
 
-def main(file: str) -> None:
+EXAMPLE = Path(__file__).with_name("batch.jsonl")
+
+
+def main(file: str | Path = EXAMPLE) -> None:
     """Answer all lines of the file."""
     requests = [request(line) for line in Path(file).read_text().splitlines() if line]
     with semantic.Engine() as engine:
@@ -30,4 +33,4 @@ def main(file: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,14 +1,14 @@
 """A streaming chat over HTTP with OpenAI's SDK: text as it comes, then what was cached.
 
-`semantic serve` must run. From the second turn on only what is new is computed.
-Run: python examples/streaming_chat.py [URL], and type; an empty line ends it.
+`semantic serve` must run; `pip install openai`. Later turns compute only what is new.
+Run: python examples/streaming_chat.py [URL], and type; Ctrl-D or an empty line ends it.
 """
 
 from __future__ import annotations
 
 import sys
 
-from openai import OpenAI
+from openai import APIError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 
@@ -33,14 +33,26 @@ def turn(client: OpenAI, messages: list[ChatCompletionMessageParam]) -> str:
     return answer
 
 
+def typed() -> str:
+    """The next line of the user, "" at the end."""
+    try:
+        return input("> ").strip()
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return ""
+
+
 def main(url: str = "http://127.0.0.1:8000") -> None:
     """Chat until an empty line."""
     with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         messages: list[ChatCompletionMessageParam] = []
-        while text := input("> ").strip():
+        while text := typed():
             messages.append({"role": "user", "content": text})
             messages.append({"role": "assistant", "content": turn(client, messages)})
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except APIError as error:
+        sys.exit(f"cannot get an answer from `semantic serve`: {error}")

@@ -1,6 +1,6 @@
 """Structured output over HTTP: the answer follows a JSON schema, whatever the model would say.
 
-`semantic serve` must run. A grammar masks every token that the schema does not permit.
+`semantic serve` must run; `pip install openai`. A grammar masks what the schema does not permit.
 Run: python examples/structured_output.py [URL].
 """
 
@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Literal
 
-from openai import OpenAI
+from openai import APIError, OpenAI
 from pydantic import BaseModel
 
 FACTS = "My name is Ada and I live in Oslo. I have a parrot."
@@ -47,4 +47,7 @@ def main(url: str = "http://127.0.0.1:8000") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except APIError as error:
+        sys.exit(f"cannot get an answer from `semantic serve`: {error}")

@@ -1,6 +1,6 @@
 """A tree of subagents over HTTP: each begins with what its parent has read, by a fork.
 
-`semantic serve` must run; GET /v1/agents lists every agent with its parent.
+`semantic serve` must run; `pip install openai`. GET /v1/agents lists every agent with its parent.
 Run: python examples/subagent_tree.py [URL].
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from openai import OpenAI
+from openai import APIError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 BRIEFING = "My name is Ada and I live in Oslo. " + "The river is near the old bridge. " * 30
@@ -53,4 +53,7 @@ def main(url: str = "http://127.0.0.1:8000") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except APIError as error:
+        sys.exit(f"cannot get an answer from `semantic serve`: {error}")

@@ -102,6 +102,12 @@ def test_a_batch_file_is_answered_in_its_order(run: Run, tmp_path: Path) -> None
     assert [one["agent"] for one in answers] == ["a0", "a1"]
 
 
+def test_a_batch_file_is_there_for_a_first_try(run: Run) -> None:
+    answers = [json.loads(line) for line in run("batch_file").splitlines()]
+    assert [one["agent"] for one in answers] == ["ada", "ben", "eve"]
+    assert {one["reason"] for one in answers} == {"stop"}
+
+
 def test_an_evaluation_shares_its_prefix(run: Run) -> None:
     assert run("evaluation") == "12 of 12 right; 99% of the prompt tokens were cached\n"
 
@@ -115,6 +121,28 @@ def test_a_streamed_chat_goes_on_from_its_cache(
     printed = run("streaming_chat", server.url)
     assert printed.startswith("Nice to meet you, Ada.\n(0 of 8 prompt tokens were cached)\n")
     assert "Your name is Ada.\n(16 of 24 prompt tokens were cached)\n" in printed
+
+
+@pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])
+def test_a_chat_ends_with_its_input(
+    end: type[BaseException], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def typed(_: str) -> str:
+        raise end
+
+    monkeypatch.setattr("builtins.input", typed)
+    assert run("streaming_chat") == "\n"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["streaming_chat", "structured_output", "subagent_tree"])
+def test_without_a_server_an_example_ends_with_one_line(name: str) -> None:
+    path, url = ROOT / "examples" / f"{name}.py", "http://127.0.0.1:1"
+    done = subprocess.run(
+        (sys.executable, path, url), input="Hello\n", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "cannot get an answer from `semantic serve`: Connection error.\n"
 
 
 @pytest.mark.process
