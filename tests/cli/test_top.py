@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
+import select
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from io import StringIO
 
@@ -17,7 +21,7 @@ from semantic.domain.errors import OperatorError
 from semantic_server.cli.top import View, show_duration, watch
 from semantic_server.clients.server_connection import Document, follow_overview
 from semantic_server.http.settings import ServerSettings
-from tests.cli.support import environment, semantic
+from tests.cli.support import command_line, environment, semantic
 from tests.support.http_server import RunningServer
 from tests.support.model_server import several
 from tests.support.page_world import busy, serving
@@ -163,6 +167,24 @@ def test_an_ended_stream_is_followed_again(server: RunningServer) -> None:
     assert "prefill 0 %" in shown
     assert shown.count("the server ended the stream; next attempt in 2 s") == 2
     assert shown.count("no server answers; next attempt in 2 s") == 1
+
+
+def test_q_ends_it_and_restores_the_terminal(server: RunningServer) -> None:
+    ours, its = pty.openpty()
+    before, shown = termios.tcgetattr(its), b""
+    command, there = command_line("top", "--url", server.url), environment() | {"TERM": "xterm"}
+    with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=there) as ran:
+        try:
+            while b"decodes" not in shown:
+                assert select.select([ours], [], [], 60)[0]
+                shown += os.read(ours, 1 << 16)
+            os.write(ours, b"xq")
+            assert ran.wait(60) == 0
+        finally:
+            ran.kill()
+    assert termios.tcgetattr(its) == before
+    os.close(ours)
+    os.close(its)
 
 
 def test_a_stream_without_an_event_is_an_error() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from textwrap import wrap
 from types import SimpleNamespace
@@ -56,7 +59,7 @@ class TopOptions:
 
 
 def top(options: TopOptions, as_json: AsJson = False) -> None:
-    """Show what a running server saves, holds and does, each second until Ctrl-C.
+    """Show what a running server saves, holds and does, each second until q or Ctrl-C.
 
     A tenant's key shows that tenant's requests; the budgets need an operator's key.
     """
@@ -71,8 +74,33 @@ def top(options: TopOptions, as_json: AsJson = False) -> None:
         return
     from rich.console import Console
 
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt), _interrupted_by_q():
         watch(lambda: follow_overview(options.url, options.key_variable), Console())
+
+
+@contextmanager
+def _interrupted_by_q() -> Iterator[None]:
+    """Make the key q the same as Ctrl-C within the `with` block, if stdin is a terminal."""
+    import termios
+    import tty
+
+    if not sys.stdin.isatty():
+        yield
+        return
+    terminal, main = sys.stdin.fileno(), threading.get_ident()
+
+    def read() -> None:
+        while (key := os.read(terminal, 1)) and key != b"q":
+            pass
+        signal.pthread_kill(main, signal.SIGINT)
+
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
 def watch(
@@ -206,18 +234,8 @@ def _budget(name: str, used: int, most: int) -> tuple[str, ...]:
 
 
 _MODELS_HEAD = (
-    *(
-        "model",
-        "state",
-        "memory",
-        "weights",
-        "pool",
-        "agents",
-        "running",
-        "waiting",
-        "tok/s",
-        "unloaded",
-    ),
+    *("model", "state", "memory", "weights", "pool", "agents"),
+    *("running", "waiting", "tok/s", "unloaded"),
 )
 
 
