@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from semantic.cli import demo
-from semantic.cli.demo import CAST, Answer, Recall, child, script, table
+from semantic.cli.demo import CAST, Answer, Recall, child, script, shown, table
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import default_store_folder
 from semantic.domain.errors import BackendError
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.process
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 COLD = Answer("Your name is Vera.", 300, 0, 1.0)
 CACHED = Answer("Your name is Vera.", 300, 290, 0.1)
-RECALL = Recall("ada", "What is my name?", CACHED, CACHED, (COLD, COLD), ())
+RECALL = Recall(CAST[0]._replace(words=("Vera",)), CACHED, CACHED, COLD)
 
 
 @pytest.mark.exact
@@ -41,26 +41,41 @@ def test_it_prints_one_document_with_every_number(
     assert document["passed"] is True
     assert document["failures"] == []
     assert list(document["batch"]["texts"]) == ["ada", "ben", "cleo"]
-    assert document["interrupted"].startswith("1, 2,")
+    assert document["interrupted"].startswith("Once there was a fox.")
     for agent in document["agents"]:
-        for answer, cold in zip((agent["resumed"], agent["restored"]), agent["cold"], strict=True):
+        cold = agent["cold"]
+        assert agent["role"]["question"].startswith("What is my ")
+        assert cold["cached_tokens"] == 0
+        for answer in (agent["resumed"], agent["restored"]):
             assert answer["text"] == cold["text"]
             assert answer["prompt_tokens"] == cold["prompt_tokens"]
             assert answer["prompt_tokens"] - answer["cached_tokens"] < 30
-            assert cold["cached_tokens"] == 0
             assert answer["seconds"] > 0
     assert not default_store_folder().exists()
     assert list(tmp_path.glob("semantic-demo-*")) == []
 
 
 def test_it_tells_and_fails_when_an_agent_forgot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "CAST", (CAST[0]._replace(words=("Vera", "Basel")),))
+    # An answer of a few words: the process answers again until the demo kills it.
+    role = CAST[0]._replace(task="What is 3 plus 4?", words=("Vera", "Basel"))
+    monkeypatch.setattr(demo, "CAST", (role,))
     ran = semantic("demo")
     assert ran.code == 1
-    assert "ada: Once there was a dragon." in ran.out
-    assert "ada: What is my name" in ran.out
-    assert "FAILED: ada was told Basel but did not say so" in ran.out
-    assert "Vera and did not" not in ran.out
+    assert "\n      > 3 plus 4 is 7.\n" in ran.out
+    assert "\n      > 3 plus 4 is 7.3 plus" in ran.out
+    assert "\nada   < What is my name, my city and my pet?\n      > Your name is Vera." in ran.out
+    assert "\nFAILED: ada was told Basel but did not say so\n" in ran.out
+    assert "told Vera" not in ran.out
+
+
+def test_every_agent_has_its_own_story_and_no_line_wraps() -> None:
+    assert len({word for role in CAST for word in role.words}) == sum(len(r.words) for r in CAST)
+    for role in CAST:
+        assert all(word in role.told for word in role.words)
+        long = shown(role.agent, role.told, "A long answer.\n" * 20).splitlines()
+        assert long[0].endswith(f" < {role.told}")
+        assert long[1].endswith(" A long …")
+        assert max(map(len, long)) < 80
 
 
 def test_a_process_that_ends_by_itself_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,20 +92,23 @@ def test_a_process_that_ends_by_itself_is_an_error(monkeypatch: pytest.MonkeyPat
 
 def test_what_depends_on_a_cache_is_named() -> None:
     assert RECALL.failures == []
-    other = replace(COLD, text="Your name is Kai.")
-    found = replace(RECALL, cold=(other, COLD)).failures
-    assert found == ["ada resumed answers differently without a cache: Your name is Kai."]
-    found = replace(RECALL, restored=COLD, missing=("Vera",)).failures
+    other = replace(CACHED, text="Your name is Kai.")
+    found = replace(RECALL, resumed=other).failures
+    assert found == ["ada resumed answers differently without a cache: Your name is Vera."]
+    told = CAST[0]._replace(words=("Vera", "Lisbon"))
+    found = replace(RECALL, role=told, restored=COLD).failures
     assert found == [
-        "ada was told Vera but did not say so",
+        "ada was told Lisbon but did not say so",
         "ada restored computes everything again",
     ]
 
 
 def test_the_table_has_a_line_for_each_way() -> None:
-    cold, resumed, restored, batch = (_STYLE.sub("", line) for line in table([RECALL, RECALL], 80))
-    assert cold == "without a cache     600 tokens computed, first tokens after 2.00 s"
-    assert resumed.endswith("20 tokens computed, first tokens after 200.0 ms, 10.0 x sooner")
+    lines = table([RECALL, RECALL], 80)
+    cold, resumed, restored, batch = (_STYLE.sub("", line) for line in lines)
+    assert cold == "without a cache     600 tokens computed, text after 2.00 s"
+    assert resumed.endswith("20 tokens computed, text after 200.0 ms, 10.0 x sooner")
+    assert "\x1b[1m10.0 x\x1b[0m" in lines[1]
     assert restored.startswith("after kill -9")
     assert batch.endswith("2 agents, 80 tokens/s together")
 

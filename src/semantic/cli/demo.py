@@ -7,8 +7,9 @@ import json
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -17,35 +18,27 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import typer
 
+from semantic.cli.conversation import Message, message
 from semantic.cli.edge import EXIT_CHECK_FAILED, exit_code, print_error
 from semantic.cli.options import AsJson, EngineOptions
 from semantic.cli.report import show_seconds, to_line
-from semantic.cli.terminal import write
 from semantic.composition.engine_settings import DEFAULT_MODEL, Settings
 from semantic.composition.framework import be_program
 from semantic.domain.errors import BackendError, SemanticError
 
 if TYPE_CHECKING:
-    from semantic.library.chat_options import ChatOptions
     from semantic.library.engine import Engine
 
-BATCH_TOKENS: Final = 100
-ANSWER_TOKENS: Final = 64
-_BEFORE_KILL: Final = 12
-"""The number of pieces of an answer to read before killing the process."""
+_BEFORE_KILL: Final = 12  # pieces of an answer
 _DISK_BYTES: Final = 16 << 30
-_COUNT: Final = "Count to 99."
-_KILLED: Final = "killed while it answers"
-
-Message = dict[str, str]
+_COLUMNS: Final = 79
 
 
 class Role(NamedTuple):
-    """The script of one agent. The answer to its question must contain `words`."""
+    """The script of one agent. The packaged model's answer to `question` must contain `words`."""
 
     agent: str
     told: str
-    said: str
     n_sums: int
     task: str
     question: str
@@ -54,18 +47,17 @@ class Role(NamedTuple):
 
 CAST: Final = (
     Role(
-        "ada", "My name is Vera and I live in Lisbon. I have a parrot.", "Nice to meet you, Vera.",
-        5, "Tell me a long story about a dragon.",
+        "ada", "My name is Vera. I took a train. I live in Lisbon and I have a parrot.",
+        5, "Tell me a long story about a fox.",
         "What is my name, my city and my pet?", ("Vera", "Lisbon", "parrot"),
     ),
     Role(
-        "ben", "My favourite colour is teal. My favourite food is ramen. I work as a pilot.",
-        "Thank you. I will remember that.", 40, "Count to 60.",
-        "What is my favourite colour, my favourite food and my job?", ("teal", "ramen", "pilot"),
+        "ben", "I work as a pilot. We land late and my favourite food is ramen.",
+        40, "Count to 60.", "What is my job and my favourite food?", ("pilot", "ramen"),
     ),
     Role(
-        "cleo", "My hobby is chess. Remember the code velvet 42.",
-        "Thank you. I will remember that.", 100, "Tell me a long story about an owl.",
+        "cleo", "It rains all week, so my hobby is chess. Remember the code velvet 42.",
+        100, "Count from 41 to 99.",
         "What is my hobby and what is the code?", ("chess", "velvet 42"),
     ),
 )  # fmt: skip
@@ -81,36 +73,26 @@ class Answer:
     seconds: float
 
 
-class Batch(NamedTuple):
-    """The answers of a batch by agent, with the batch's seconds and total number of tokens."""
-
-    texts: dict[str, str]
-    seconds: float
-    tokens: int
-
-
 @dataclass(frozen=True, slots=True)
 class Recall:
     """An agent's answers: from a cache in the pool, from a stored cache, and without a cache."""
 
-    agent: str
-    question: str
+    role: Role
     resumed: Answer
     restored: Answer
-    cold: tuple[Answer, Answer]
-    missing: tuple[str, ...]
+    cold: Answer
 
     @property
     def failures(self) -> list[str]:
         """One sentence for each wrong answer."""
-        found = [f"{self.agent} was told {word} but did not say so" for word in self.missing]
-        for how, answer, cold in zip(
-            ("resumed", "restored"), (self.resumed, self.restored), self.cold, strict=True
-        ):
-            if answer.text != cold.text:
-                found.append(f"{self.agent} {how} answers differently without a cache: {cold.text}")
+        agent, text = self.role.agent, self.restored.text.lower()
+        missing = (word for word in self.role.words if word.lower() not in text)
+        found = [f"{agent} was told {word} but did not say so" for word in missing]
+        for how, answer in (("resumed", self.resumed), ("restored", self.restored)):
+            if answer.text != self.cold.text:
+                found.append(f"{agent} {how} answers differently without a cache: {self.cold.text}")
             if not answer.cached_tokens:
-                found.append(f"{self.agent} {how} computes everything again")
+                found.append(f"{agent} {how} computes everything again")
         return found
 
 
@@ -126,65 +108,54 @@ def demo(engine: EngineOptions, as_json: AsJson = False) -> None:
     """
     from semantic import Engine
 
+    echo: Callable[[str], None] = (lambda _: None) if as_json else typer.echo
     given = engine.settings()
     plain = Settings(given.model, pool_bytes=given.pool_bytes, pool_blocks=given.pool_blocks)
-    echo = _silent if as_json else typer.echo
-    # Only the packaged model is certain to be able to answer.
-    is_packaged = plain.model == DEFAULT_MODEL
-    roles = CAST if is_packaged else tuple(role._replace(words=()) for role in CAST)
+    is_toy = plain.model == DEFAULT_MODEL
+    roles = CAST if is_toy else tuple(role._replace(words=()) for role in CAST)
+    echo(f"Three agents hear a story each and answer in one batch, from {engine.model}.")
     with tempfile.TemporaryDirectory(prefix="semantic-demo-") as store:
         kept = replace(plain, use_disk=True, store=Path(store), disk_bytes=_DISK_BYTES)
         with child(kept, roles) as written:
-            done = Batch(**json.loads(next(written)))
+            told, seconds, n_tokens = json.loads(next(written))
             for role in roles:
-                echo(f"{role.agent}: {done.texts[role.agent]}\n")
+                echo(shown(role.agent, role.told, told[role.agent]))
             resumed = [Answer(**json.loads(next(written))) for _ in roles]
             cut = "".join(map(json.loads, islice(written, _BEFORE_KILL)))
-        echo(f"{roles[0].agent}: {cut} … {_KILLED}\n")
+        echo("\nkill -9 in the middle of an answer:")
+        echo(shown(roles[0].agent, roles[0].task, f"{cut} …"))
+        echo("\nA new process asks each agent about its story.")
         with Engine(kept) as after:
             restored = [_asked(after, role.agent, role.question) for role in roles]
+    for role, answer in zip(roles, restored, strict=True):
+        echo(shown(role.agent, role.question, answer.text))
     with Engine(plain) as cold:
-        recalls = [
-            _compared(cold, role, done.texts[role.agent], *answers)
-            for role, *answers in zip(roles, resumed, restored, strict=True)
-        ]
-    for recall in recalls:
-        echo(f"{recall.agent}: {recall.question}\n  {recall.restored.text}")
+        without = [_asked(cold, role.agent, script(role, told[role.agent])) for role in roles]
+    recalls = [Recall(*one) for one in zip(roles, resumed, restored, without, strict=True)]
     failures = [failure for recall in recalls for failure in recall.failures]
-    echo("\n".join(("", *table(recalls, done.tokens / done.seconds))))
-    echo("\n".join(["", *(f"FAILED: {one}" for one in failures)] if failures else [_NEXT]))
+    echo("\n".join(("", *table(recalls, n_tokens / seconds), "")))
     if as_json:
-        found = {"model": plain.model, "batch": done._asdict(), "interrupted": cut}
-        told = {"agents": [asdict(one) for one in recalls], "failures": failures}
-        typer.echo(to_line({**found, **told, "passed": not failures}))
+        batch = {"texts": told, "seconds": seconds, "tokens": n_tokens}
+        agents = [{**asdict(one), "role": one.role._asdict()} for one in recalls]
+        found = {"model": plain.model, "batch": batch, "interrupted": cut, "agents": agents}
+        typer.echo(to_line({**found, "failures": failures, "passed": not failures}))
     if failures:
+        echo("\n".join(f"FAILED: {one}" for one in failures))
         raise typer.Exit(EXIT_CHECK_FAILED)
+    further = "models suggest" if is_toy else f"serve --model {engine.model}"
+    echo(f"Every answer equals one without a cache.\nNext: semantic {further}")
 
 
-_NEXT: Final = (
-    "\nEvery agent remembers, also after the kill, and every answer equals one without a cache.\n"
-    "Next: semantic serve, then semantic launch; or semantic chat"
-)
-
-
-def _silent(_: str) -> None:
-    """Replaces `typer.echo`, so that --json prints only JSON."""
-
-
-def _compared(engine: Engine, role: Role, told: str, resumed: Answer, restored: Answer) -> Recall:
-    """Ask the same question again without a store. Return all answers of the agent."""
-    asked = [*script(role), _said(told), {"role": "user", "content": role.question}]
-    again = [*asked, _said(resumed.text), asked[-1]]
-    answers = (_asked(engine, role.agent, asked), _asked(engine, role.agent, again))
-    lower = restored.text.lower()
-    missing = tuple(word for word in role.words if word.lower() not in lower)
-    return Recall(role.agent, role.question, resumed, restored, answers, missing)
+def shown(agent: str, asked: str, answer: str) -> str:
+    """Return what an agent was asked and what it answered, in two lines of a narrow terminal."""
+    cut = [textwrap.shorten(text, _COLUMNS - 8, placeholder=" …") for text in (asked, answer)]
+    return f"{agent:5} < {cut[0]}\n{'':5} > {cut[1]}"
 
 
 def table(recalls: Sequence[Recall], tokens_per_second: float) -> list[str]:
     """Return the lines of the demo's report."""
     ways = {
-        "without a cache": [one.cold[0] for one in recalls],
+        "without a cache": [one.cold for one in recalls],
         "resumed": [one.resumed for one in recalls],
         "after kill -9": [one.restored for one in recalls],
     }
@@ -194,36 +165,31 @@ def table(recalls: Sequence[Recall], tokens_per_second: float) -> list[str]:
         computed = sum(one.prompt_tokens - one.cached_tokens for one in answers)
         seconds = sum(one.seconds for one in answers)
         factor = typer.style(f"{cold / max(seconds, 1e-9):.1f} x", bold=True)
-        times = f"first tokens after {show_seconds(seconds)}"
-        sooner = f", {factor} sooner" if lines else ""
-        lines.append(f"{way:16} {computed:6,} tokens computed, {times}{sooner}")
+        after = f"text after {show_seconds(seconds)}{f', {factor} sooner' * bool(lines)}"
+        lines.append(f"{way:16} {computed:6,} tokens computed, {after}")
     rate = typer.style(f"{tokens_per_second:.0f} tokens/s", bold=True)
     return [*lines, f"{'in one batch':16} {len(recalls):6,} agents, {rate} together"]
 
 
-def script(role: Role) -> list[Message]:
-    """Return the conversation before the question."""
-    said = [{"role": "user", "content": role.told}, _said(role.said)]
+def script(role: Role, answer: str | None = None) -> list[Message]:
+    """Return the conversation up to the task, or with the `answer` to it, up to the question."""
+    said = [message("user", role.told), message("assistant", "Thank you. I will remember that.")]
     for i in range(role.n_sums):
         x, y = 3 + i % 17, 2 + i * 5 % 13
-        said.append({"role": "user", "content": f"What is {x} plus {y}?"})
-        said.append(_said(f"{x} plus {y} is {x + y}."))
-    return [*said, {"role": "user", "content": role.task}]
-
-
-def _said(text: str) -> Message:
-    return {"role": "assistant", "content": text}
+        said.append(message("user", f"What is {x} plus {y}?"))
+        said.append(message("assistant", f"{x} plus {y} is {x + y}."))
+    said.append(message("user", role.task))
+    asked = () if answer is None else (message("assistant", answer), message("user", role.question))
+    return [*said, *asked]
 
 
 def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
-    """Return an agent's answer to `said`. A list of messages leaves the agent unchanged."""
-    keep, begun, seconds = isinstance(said, str), time.perf_counter(), 0.0
-    options: ChatOptions = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "keep": keep}
-    with engine.chat(agent, said, stream=True, **options) as stream:
+    """Return an agent's answer to `said`. The agent stays unchanged."""
+    begun, seconds = time.perf_counter(), 0.0
+    with engine.chat(agent, said, stream=True, max_tokens=64, temperature=0, keep=False) as stream:
         for _ in stream:
             seconds = seconds or time.perf_counter() - begun
         answer = stream.answer
-    engine.flush()
     return Answer(answer.text, answer.prompt_tokens, answer.cached_tokens, seconds)
 
 
@@ -231,17 +197,11 @@ def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
 def child(settings: Settings, roles: Sequence[Role]) -> Iterator[Iterator[str]]:
     """Start a process that answers for agents, yield its output lines, and kill it at the end.
     Raises BackendError or exits if the process ends early."""
-    given = {
-        "model": settings.model,
-        "pool_bytes": settings.pool_bytes,
-        "pool_blocks": settings.pool_blocks,
-        "use_disk": settings.use_disk,
-        "store": str(settings.store),
-        "disk_bytes": settings.disk_bytes,
-    }
-    command = (sys.executable, "-m", "semantic.cli.demo", json.dumps([given, roles]))
+    given = (settings.model, settings.pool_bytes, settings.pool_blocks, str(settings.store), roles)
+    command = (sys.executable, "-m", "semantic.cli.demo", json.dumps(given))
+    # In a group of its own, because Ctrl-C is for this process, which kills the other.
     with subprocess.Popen(  # noqa: S603  no shell, and no text of a request
-        command, stdout=subprocess.PIPE, encoding="utf-8"
+        command, stdout=subprocess.PIPE, encoding="utf-8", process_group=0
     ) as process:
         try:
             yield _lines(process)
@@ -261,33 +221,29 @@ def main(given: str) -> None:
     from semantic import Engine
 
     be_program()
-    settings, roles = json.loads(given)
-    settings["store"] = Path(settings["store"])
-    cast = [Role(*role) for role in roles]
+    model, pool_bytes, pool_blocks, store, cast = json.loads(given)
+    roles = [Role(*role) for role in cast]
+    kept = Settings(model, pool_bytes, pool_blocks, use_disk=True, store=Path(store))
     try:
-        with Engine(Settings(**settings)) as engine:
-            _write(_told(engine, cast)._asdict())
-            for role in cast:
-                _write(asdict(_asked(engine, role.agent, role.question)))
-            with engine.chat(cast[0].agent, _COUNT, stream=True, max_tokens=400) as pieces:
-                for text in pieces:
-                    _write(text)
+        with Engine(replace(kept, disk_bytes=_DISK_BYTES)) as engine:
+            begun = time.perf_counter()
+            asked = [(role.agent, script(role)) for role in roles]
+            answers = engine.run_batch(asked, max_tokens=100, temperature=0)
+            seconds = time.perf_counter() - begun
+            texts = {one.agent: one.text for one in answers}
+            n_tokens = sum(one.usage.completion for one in answers)
+            typer.echo(json.dumps((texts, seconds, n_tokens)))
+            engine.flush()
+            for role in roles:
+                typer.echo(json.dumps(asdict(_asked(engine, role.agent, role.question))))
+            agent, task = roles[0].agent, roles[0].task
+            for _ in range(_BEFORE_KILL):  # a model may answer in a few words
+                with engine.chat(agent, task, stream=True, keep=False) as pieces:
+                    for text in pieces:
+                        typer.echo(json.dumps(text))
     except SemanticError as error:
         print_error(error)
         sys.exit(exit_code(error))
-
-
-def _told(engine: Engine, roles: Sequence[Role]) -> Batch:
-    begun = time.perf_counter()
-    asked = [(role.agent, script(role)) for role in roles]
-    answers = engine.run_batch(asked, max_tokens=BATCH_TOKENS, temperature=0)
-    seconds = time.perf_counter() - begun
-    texts = {one.agent: one.text for one in answers}
-    return Batch(texts, seconds, sum(one.usage.completion for one in answers))
-
-
-def _write(message: object) -> None:
-    write(json.dumps(message) + "\n")
 
 
 if __name__ == "__main__":
