@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from semantic.adapters.mlx.model.provider import find_folder
 from semantic.cli.progress import ProgressBar
-from semantic.cli.run import Job, JsonLines, answer
-from semantic.domain.errors import BackendError
+from semantic.cli.run import Job, JsonLines, answer, read_jobs
+from semantic.domain.errors import BackendError, InvalidRequestError
 from semantic.domain.value_objects import SamplingParams
 from tests.cli.support import command_line, environment, fake_app, process, semantic
 from tests.support.adapter_folder import write_adapter
 
 SUM = "What is 3 plus 4?"
 ANSWER = "3 plus 4 is 7."
+DEFAULTS = Job("run", None, (), 8, SamplingParams())
 
 
 def requests(folder: Path, *lines: object) -> str:
@@ -45,6 +49,64 @@ def test_the_answer_and_nothing_else_goes_to_stdout_and_torch_is_not_loaded(tmp_
 
 def test_a_dash_reads_the_prompt_from_stdin() -> None:
     assert semantic("run", "-", stdin=f"{SUM}\n").out == f"{ANSWER}\n"
+
+
+@contextmanager
+def piped(text: str) -> Iterator[int]:
+    """A pipe with `text` in it, and its writing end still open."""
+    reader, writer = os.pipe()
+    os.write(writer, text.encode())
+    with os.fdopen(reader) as stdin, mock.patch("sys.stdin", stdin):
+        yield writer
+
+
+def prompts(given: str | None) -> list[str | None]:
+    return [job.prompt for job in read_jobs(given, None, DEFAULTS)]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [(None, "b\nc"), ("-", "b\nc"), ("a", "a\n\nb\nc"), ("", "b\nc")]
+)
+def test_a_piped_text_is_the_prompt_or_follows_it(
+    given: str | None, found: str, tmp_path: Path
+) -> None:
+    with piped("b\nc\n") as writer:
+        os.close(writer)
+        assert prompts(given) == [found]
+    file = tmp_path / "text"
+    file.write_text("b\nc\n")
+    with file.open() as stdin, mock.patch("sys.stdin", stdin):
+        assert prompts(given) == [found]
+
+
+def test_an_empty_pipe_adds_nothing() -> None:
+    with piped("") as writer:
+        os.close(writer)
+        assert prompts("a") == ["a"]
+        with pytest.raises(InvalidRequestError, match="the prompt is empty"):
+            prompts(None)
+
+
+def test_an_open_pipe_that_nothing_writes_to_ends_no_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Python or Node program may start a run with such a pipe, as a runner of checks does."""
+    monkeypatch.setattr("semantic.cli.run._SILENT_SECONDS", 0.0)
+    with piped("") as writer:
+        assert prompts("a") == ["a"]
+        os.close(writer)
+    assert capsys.readouterr().err.startswith("stdin was silent for 0 s, so only PROMPT counts; ")
+
+
+def test_another_stdin_is_no_prompt() -> None:
+    far, near = os.openpty()
+    with os.fdopen(near) as terminal, Path(os.devnull).open() as nothing:
+        for stdin in (terminal, nothing, None):
+            with mock.patch("sys.stdin", stdin):
+                assert prompts("a") == ["a"]
+                with pytest.raises(InvalidRequestError, match="expected a PROMPT, a text in stdin"):
+                    prompts(None)
+    os.close(far)
 
 
 def test_json_holds_everything_about_the_answer() -> None:
@@ -165,7 +227,7 @@ def test_a_file_without_a_request_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
-        ((), 2, "expected either a PROMPT"),
+        ((), 2, "expected a PROMPT, a text in stdin or --file"),
         (("Hello!", "--file", "x"), 2, "expected either a PROMPT"),
         (("",), 2, "the prompt is empty"),
         (("-",), 2, "the prompt is empty"),

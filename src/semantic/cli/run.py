@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Final, Protocol
 
 import typer
 
@@ -18,18 +18,26 @@ from semantic.cli.driving import Driver, Timing, succeeded
 from semantic.cli.options import Adapter, AsJson, EngineOptions, MaxTokens, SamplingOptions
 from semantic.cli.progress import ProgressBar
 from semantic.cli.report import answer_json, to_line
-from semantic.cli.terminal import read_file, read_stdin, require_text, write
+from semantic.cli.terminal import piped_text, read_file, read_stdin, require_text, write
 from semantic.domain.errors import BackendError, InvalidRequestError, SemanticError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CompletedGeneration, PoolView, SamplingParams, TokenEvent
 from semantic.ports.generation import EngineEvent, Tokenizer
+
+_SILENT_SECONDS: Final = 3.0
+"""The time after which a run with a PROMPT stops to wait for an open pipe."""
 
 
 def run(
     engine: EngineOptions,
     sampling: SamplingOptions,
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; - reads it from stdin.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="The prompt; a text from a pipe or a file in stdin follows it. Without PROMPT, "
+            "or with -, that text is the prompt.",
+            show_default=False,
+        ),
     ] = None,
     file: Annotated[
         Path | None,
@@ -129,13 +137,20 @@ class Job:
 
 def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]:
     """Return the jobs of the command line. Raises InvalidRequestError for a malformed job."""
-    if (prompt is None) == (file is None):
-        raise InvalidRequestError("expected either a PROMPT (- for stdin) or --file")
+    if prompt is not None and file is not None:
+        raise InvalidRequestError("expected either a PROMPT or --file")
     if file is not None:
         return parse_lines(read_file(file), str(file), defaults)
+    return [replace(defaults, prompt=require_text(_with_stdin(prompt)))]
+
+
+def _with_stdin(prompt: str | None) -> str:
     if prompt == "-":
-        prompt = read_stdin().removesuffix("\n")  # the shell's own newline
-    return [replace(defaults, prompt=require_text(prompt or ""))]
+        return read_stdin().removesuffix("\n")  # the shell's own newline
+    piped = piped_text(None if prompt is None else _SILENT_SECONDS)
+    if prompt is None and piped is None:
+        raise InvalidRequestError("expected a PROMPT, a text in stdin or --file")
+    return "\n\n".join(filter(None, (prompt, (piped or "").removesuffix("\n"))))
 
 
 def parse_lines(text: str, source: str, defaults: Job) -> list[Job]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import select
 import signal
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import typer
 
+from semantic.cli.edge import print_notice
 from semantic.domain.errors import InvalidRequestError
 
 
@@ -33,6 +37,28 @@ def escape_unencodable() -> None:
 def read_stdin() -> str:
     """Return all of stdin. Raises InvalidRequestError for bytes that are not UTF-8."""
     return decode(sys.stdin.buffer.read(), "stdin")
+
+
+def piped_text(seconds: float | None = None) -> str | None:
+    """Return all of stdin, or None unless stdin is a pipe or a file. Raises the same errors as
+    `read_stdin`.
+
+    A program may start this one with a pipe that it never writes to. If a pipe is open and empty
+    for `seconds`, print a notice and return None; without `seconds`, wait for the pipe's end.
+    """
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode if sys.stdin else 0
+    except OSError:  # closed
+        return None
+    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
+        return None
+    if seconds is not None and not select.select([sys.stdin], [], [], seconds)[0]:
+        print_notice(
+            f"stdin was silent for {seconds:.0f} s, so only PROMPT counts; without PROMPT, a run "
+            "waits for a slow writer"
+        )
+        return None
+    return read_stdin()
 
 
 def stdin_lines() -> Iterator[str]:
