@@ -10,9 +10,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # `typing` takes long to import, and until then Ctrl-C prints a traceback
 if TYPE_CHECKING:
     from semantic.application.engine.batch_engine import BlockPoolBatchEngine
     from semantic.bootstrap import load
@@ -82,6 +80,8 @@ def __getattr__(name: str) -> object:
     """Import a public name on its first use. Raises AttributeError for any other name."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     import_module("semantic.composition.framework").register_readers()
     found: object = getattr(import_module(f"semantic.{_MODULES[name]}"), name)
     globals()[name] = found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,9 +16,10 @@ from semantic.__main__ import main
 from semantic.cli.driving import Timing
 from semantic.cli.edge import exit_code, print_error, process_edge
 from semantic.cli.report import show_bytes, show_seconds
+from semantic.composition.framework import mlx_provider
 from semantic.domain import errors
 from semantic.domain.errors import SemanticError
-from tests.cli.support import command_line, environment
+from tests.cli.support import command_line, environment, process
 
 
 def leaves(kind: type[SemanticError]) -> list[type[SemanticError]]:
@@ -75,15 +78,66 @@ def test_ctrl_c_ends_a_run_quietly_with_130() -> None:
         assert running.stderr.read() == b""
 
 
-def test_ctrl_c_while_the_program_is_imported_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Imported(ModuleType):
-        def __getattr__(self, name: str) -> object:
-            raise KeyboardInterrupt
+@pytest.mark.process
+def test_ctrl_c_while_the_program_is_imported_is_quiet(tmp_path: Path) -> None:
+    """The imported module turns an interrupt into another error, as some libraries do."""
+    (tmp_path / "typer.py").write_text(
+        "import signal\n"
+        "try:\n    signal.raise_signal(signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n    raise ImportError('typer')\n"
+    )
+    path = f"{tmp_path}{os.pathsep}{environment()['PYTHONPATH']}"
+    ran = process("doctor", PYTHONPATH=path)
+    assert (ran.code, ran.out, ran.err) == (130, "", "")
 
-    monkeypatch.setitem(sys.modules, "semantic.cli.main", Imported("semantic.cli.main"))
-    with pytest.raises(SystemExit) as left:
-        main()
+
+@pytest.mark.process
+def test_the_package_imports_nothing_before_the_program_handles_ctrl_c() -> None:
+    code = (
+        "import __future__, sys; seen = {*sys.modules}; import semantic; print({*sys.modules}-seen)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env=environment(), capture_output=True, check=True
+    )
+    assert done.stdout == b"{'semantic'}\n"
+
+
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_ctrl_c_before_the_command_begins_is_quiet(
+    handler: signal.Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program in the background ignores Ctrl-C, and goes on to do so."""
+    seen = []
+
+    def run() -> None:
+        seen.append(signal.getsignal(signal.SIGINT))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("semantic.cli.main.main", run)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(SystemExit) as left:
+            main()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert left.value.code == 130
+    assert seen == [handler]
+
+
+def test_ctrl_c_waits_until_mlx_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = []
+
+    class Provider(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            signal.raise_signal(signal.SIGINT)
+            imported.append(name)
+            return None
+
+    name = "semantic.adapters.mlx.model.provider"
+    monkeypatch.setitem(sys.modules, name, Provider(name))
+    with pytest.raises(KeyboardInterrupt):
+        mlx_provider()
+    assert imported[-1:] == ["MLXModelProvider"]
 
 
 def test_numbers_are_shown_for_people() -> None:

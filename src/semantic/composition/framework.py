@@ -3,9 +3,11 @@ only inside functions."""
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -97,6 +99,23 @@ def register_readers() -> None:
         ModelCacheSpec.readers.append(read_bare_model)
 
 
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Delay Ctrl-C to the end of the block, because it may abort a process that imports MLX."""
+    came: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
     """Return the object that finds and loads models."""
     if _is_program.is_set():
@@ -106,7 +125,8 @@ def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
             from semantic.adapters.mlx.cuda import first_kernels
 
             first_kernels.begin()  # first: the other imports take as long
-        from semantic.adapters.mlx.model.provider import MLXModelProvider
+        with _uninterrupted():
+            from semantic.adapters.mlx.model.provider import MLXModelProvider
     except ImportError as error:
         from semantic.adapters.mlx import what_to_install
 
