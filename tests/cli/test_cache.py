@@ -355,8 +355,9 @@ def folder(tmp_path: Path) -> Path:
 def test_a_link_to_itself_is_one_line(folder: Path) -> None:
     folder.symlink_to(folder)
     ran = semantic("run", SUM, "--store", str(folder))
-    assert (ran.code, ran.out) == (0, "3 plus 4 is 7.\n")
-    assert [line[:23] for line in ran.error_lines] == ["the disk store is off: "]
+    assert (ran.code, ran.out) == (2, "")
+    (line,) = ran.error_lines
+    assert line.startswith(f"error: {folder} is a symbolic link")
 
 
 def test_a_link_of_its_user_leads_to_the_store(folder: Path) -> None:
@@ -370,18 +371,48 @@ def test_a_link_of_its_user_leads_to_the_store(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", BAD)
-def test_generating_goes_on_in_memory_and_says_so_once(
-    spoil: Callable[[Path], None], folder: Path
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [("run", True), ("run", False), ("chat", True), ("serve", True), ("serve", False)],
+)
+def test_a_store_that_the_user_chose_must_be_usable(
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path], None],
+    folder: Path,
+    command: str,
+    named: bool,
 ) -> None:
     spoil(folder)
     before = everything(folder.parents[1])
-    ran = semantic("run", SUM, "--store", str(folder))
+    if not named:
+        monkeypatch.setenv("SEMANTIC_STORE", str(folder))
+    more = ("--store", str(folder)) if named else ()
+    ran = semantic(command, *([SUM] * (command == "run")), "--model", "./nowhere", *more)
+    assert (ran.code, ran.out) == (2, "")
+    (line,) = ran.error_lines
+    assert line.startswith("error: ")
+    assert line.endswith("; choose another --store, or --no-store")
+    assert str(folder) in line or str(folder.parent) in line
+    assert everything(folder.parents[1]) == before
+
+
+@pytest.mark.parametrize("spoil", BAD)
+def test_generating_goes_on_in_memory_without_the_default_store(
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], folder: Path
+) -> None:
+    folder = folder.parent / "semantic" / "store"
+    folder.parent.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parents[1]))
+    monkeypatch.delenv("SEMANTIC_STORE")
+    spoil(folder)
+    before = everything(folder.parents[2])
+    ran = semantic("run", SUM)
     assert (ran.code, ran.out) == (0, "3 plus 4 is 7.\n")
     (line,) = ran.error_lines
     assert line.startswith("the disk store is off: ")
     assert line.endswith("; caches stay in memory only")
     assert str(folder) in line or str(folder.parent) in line
-    assert everything(folder.parents[1]) == before
+    assert everything(folder.parents[2]) == before
 
 
 @pytest.mark.parametrize("spoil", BAD)

@@ -12,6 +12,7 @@ from semantic.cli.options import Adapter, EngineOptions, MaxTokens, SamplingOpti
 from semantic.cli.progress import ProgressBar, print_store_unavailable
 from semantic.cli.shell.completion import complete_agents
 from semantic.cli.terminal import is_interactive, on_interrupt, require_text, stdin_lines, write
+from semantic.composition.process_stores import require_chosen_store
 from semantic.domain.errors import InvalidRequestError, SemanticError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def chat(
     """
     params = sampling.params()
     settings = engine.settings(adapter)
+    require_chosen_store(settings)
     if system is not None:
         require_text(system)
     with ProgressBar() as progress:

@@ -19,6 +19,7 @@ from semantic.cli.options import Adapter, AsJson, EngineOptions, MaxTokens, Samp
 from semantic.cli.progress import ProgressBar
 from semantic.cli.report import answer_json, to_line
 from semantic.cli.terminal import piped_text, read_file, read_stdin, require_text, write
+from semantic.composition.process_stores import require_chosen_store
 from semantic.domain.errors import BackendError, InvalidRequestError, SemanticError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CompletedGeneration, PoolView, SamplingParams, TokenEvent
@@ -67,6 +68,7 @@ def run(
     defaults = Job("run", None, (), max_tokens, sampling.params())
     jobs = read_jobs(prompt, file, defaults)
     settings = engine.settings(adapter)
+    require_chosen_store(settings)
     with ProgressBar() as progress:
         app = progress.load(settings)
         output: Output = JsonLines(settings.label) if as_json else PlainText()

@@ -235,6 +235,16 @@ def open_disk(settings: Settings, observer: BlockObserver | None = None) -> Disk
     return DiskStore.open(folder, quota, secret=secret, writes=writes, observer=observer)
 
 
+def require_chosen_store(settings: Settings) -> None:
+    """Open and close a disk tier whose folder the user chose. Raises InvalidRequestError if that
+    fails. Only the default folder may be unusable: a process then works in memory."""
+    if settings.use_disk and (settings.store or os.environ.get(STORE_VARIABLE)):
+        try:
+            open_disk(settings).close()
+        except StoreError as error:
+            raise InvalidRequestError(f"{error}; choose another --store, or --no-store") from error
+
+
 def fleet_secret(settings: Settings) -> bytes | None:
     """Return the fleet's secret. Returns None if the settings do not name a file. Raises the same
     errors as `read_fleet_secret`."""

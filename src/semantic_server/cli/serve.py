@@ -92,6 +92,7 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
     show` prints each value and its source. Ctrl-C waits for answers and saves every agent; a second
     Ctrl-C stops at once.
     """
+    from semantic.composition.process_stores import require_chosen_store
     from semantic_server.http.errors import logger
     from semantic_server.http.settings import load_settings
 
@@ -101,6 +102,7 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
     settings = load_settings(options.given(), config).settings
     if engine_settings(settings).ranks is not None and follow_rank(settings):
         return
+    require_chosen_store(engine_settings(settings))
     responses = open_responses(engine_settings(settings), logger.warning)
 
     def store_unavailable(error: StoreError) -> None:
