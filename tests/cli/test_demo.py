@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,17 @@ def test_a_process_that_ends_by_itself_is_an_error(monkeypatch: pytest.MonkeyPat
         pytest.raises(BackendError, match="ended before it had answered"),
     ):
         next(lines)
+
+
+def test_ctrl_c_does_not_reach_the_process_that_the_demo_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!{sys.executable}\nimport os\nprint(os.getpgrp() == os.getpid())\n")
+    program.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(program))
+    with child(Settings(), CAST) as lines:
+        assert next(lines) == "True\n"
 
 
 def test_what_depends_on_a_cache_is_named() -> None:
