@@ -39,10 +39,8 @@ class BuildServedReplica:
         from semantic_server.http.errors import logger
         from semantic_server.http.lifecycle import Lifecycle
         from semantic_server.http.logs import configure_logs
-        from semantic_server.http.server import let_streams_finish
 
         be_program()
-        let_streams_finish()
         settings = self.settings
         configure_logs(settings.log_format, settings.log_level)
         if not settings.no_store:

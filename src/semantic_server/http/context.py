@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Final, Generic, Self, TypeVar, cast
+from typing import Final, Generic, Self, TypeVar
 
 from fastapi import Request
-from sse_starlette import EventSourceResponse, ServerSentEvent
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from semantic.application.models.model_names import unknown_model
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError, OverloadedError
@@ -141,6 +142,8 @@ def agents_of(request: Request) -> AgentsPort:
 
 T = TypeVar("T")
 
+_STREAM_HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
 
 def heartbeat() -> bytes:
     """Return a comment line, which keeps the connection alive."""
@@ -149,17 +152,46 @@ def heartbeat() -> bytes:
 
 def event_stream(
     request: Request,
-    events: AsyncIterator[bytes],
+    events: AsyncGenerator[bytes, None] | StartedStream[bytes],
     keep_alive: Callable[[], bytes] = heartbeat,
     media_type: str = "text/event-stream",
 ) -> Response:
-    """Return a response that streams `events`. Sends `keep_alive()` while there are none. A
+    """Return a response that streams `events`, and `keep_alive()` in each keep-alive interval. A
     disconnect closes `events`."""
-    factory = cast("Callable[[], ServerSentEvent]", keep_alive)  # passes bytes through
-    keep_alive_seconds = settings_of(request).keep_alive
-    return EventSourceResponse(
-        events, media_type=media_type, ping=keep_alive_seconds, ping_message_factory=factory
-    )
+    response = _EventStream(events, headers=_STREAM_HEADERS, media_type=media_type)
+    response.seconds, response.keep_alive = settings_of(request).keep_alive, keep_alive
+    return response
+
+
+class _EventStream(StreamingResponse):
+    body_iterator: AsyncGenerator[bytes, None] | StartedStream[bytes]
+    seconds: float
+    keep_alive: Callable[[], bytes]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnectedError):
+            await until_disconnect(Request(scope, receive), self.stream_response(send))
+
+    async def stream_response(self, send: Send) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        pings = asyncio.ensure_future(self._ping(send))
+        try:
+            async with aclosing(self.body_iterator) as events:
+                await send({"type": "http.response.start", **start})
+                async for event in events:
+                    await send(_body(event))
+        finally:
+            await _cancel_and_wait(pings)
+        await send(_body(b"", more=False))
+
+    async def _ping(self, send: Send) -> None:
+        while True:
+            await asyncio.sleep(self.seconds)
+            await send(_body(self.keep_alive()))
+
+
+def _body(data: bytes, *, more: bool = True) -> dict[str, object]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
 
 
 async def until_disconnect(request: Request, work: Coroutine[object, object, T]) -> T:

@@ -15,7 +15,6 @@ from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
-from sse_starlette.sse import AppStatus
 
 from semantic.domain.errors import OperatorError
 from semantic_server.http.activity import SENDING
@@ -107,13 +106,7 @@ def make_server(
     app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None] = lambda: None
 ) -> HttpServer:
     """Create a server of `app`. Run the server with `run(sockets=[...])`."""
-    let_streams_finish()
     return HttpServer(app, settings, on_stop)
-
-
-def let_streams_finish() -> None:
-    """Let running streams finish within the stop timeout."""
-    AppStatus.enable_automatic_graceful_drain = False
 
 
 def _config(

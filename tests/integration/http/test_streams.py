@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 from fastapi import FastAPI, Request
 from starlette.responses import Response
+from starlette.types import Message
 
 from semantic.domain.errors import InvalidRequestError
 from semantic_server.http.app import create_app
@@ -46,24 +47,19 @@ def server(world: World) -> Iterator[RunningServer]:
 
 
 def _app(world: World) -> FastAPI:
-    async def events(n: int, pause: float, text: str) -> AsyncGenerator[bytes, None]:
-        try:
-            for number in range(n):
-                await _pause(pause)
-                world.produced += 1
-                yield sse_event({"number": number, "text": text}, event="piece")
-        finally:
-            world.closed.append("events")
-
     async def stream(
         request: Request, n: int = 3, pause: float = 0.0, large: bool = False
     ) -> Response:
-        first = await start_stream(request, events(n, pause, LARGE if large else "\u2028 ü"))
+        first = await start_stream(
+            request, _events(world, n, pause, LARGE if large else "\u2028 ü")
+        )
         return event_stream(request, first)
 
     async def silent(request: Request) -> Response:
         return event_stream(
-            request, events(2, 0.35, "late"), lambda: sse_event({"type": "ping"}, event="ping")
+            request,
+            _events(world, 2, 0.35, "late"),
+            lambda: sse_event({"type": "ping"}, event="ping"),
         )
 
     async def task(request: Request) -> str:
@@ -77,6 +73,16 @@ def _app(world: World) -> FastAPI:
     for route in (stream, silent, _refused, task):
         app.add_api_route(f"/{route.__name__.strip('_')}", route, response_model=None)
     return app
+
+
+async def _events(world: World, n: int, pause: float, text: str) -> AsyncGenerator[bytes, None]:
+    try:
+        for number in range(n):
+            await _pause(pause)
+            world.produced += 1
+            yield sse_event({"number": number, "text": text}, event="piece")
+    finally:
+        world.closed.append("events")
 
 
 async def _pause(seconds: float) -> None:
@@ -106,6 +112,8 @@ def test_a_stream_sends_its_events_and_splits_at_empty_lines(server: RunningServ
     reply = server.ask("GET", "/stream")
     assert reply.status == 200
     assert reply.headers["content-type"].startswith("text/event-stream")
+    assert reply.headers["cache-control"] == "no-store"
+    assert reply.headers["x-accel-buffering"] == "no"
     blocks = reply.body.decode().split("\n\n")
     assert blocks[0] == 'event: piece\ndata: {"number": 0, "text": "\\u2028 ü"}'
     assert (len(blocks), blocks[3]) == (4, "")
@@ -157,6 +165,28 @@ def test_a_client_that_does_not_read_is_left_and_holds_no_memory(
     # One event is held back, and the system's buffers took some.
     assert world.produced < 20
     assert server.ask("GET", "/health").status == 200
+
+
+def test_a_client_that_leaves_while_it_is_sent_to_ends_its_stream(world: World) -> None:
+    async def leave() -> None:
+        is_sent_to = asyncio.Event()
+
+        async def receive() -> Message:
+            await is_sent_to.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                is_sent_to.set()
+                await asyncio.Event().wait()
+
+        scope = {"type": "http", "app": _app(world)}
+        events = _events(world, 3, 0.0, "")
+        await event_stream(Request(scope), events)(scope, receive, send)
+        assert world.closed == ["events"]
+        del events  # held until here: no garbage collection closed it
+
+    asyncio.run(leave())
 
 
 def test_a_server_that_stops_lets_a_short_stream_end_and_cuts_a_long_one(world: World) -> None:

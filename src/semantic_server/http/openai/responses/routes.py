@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
-from anyio import CancelScope
 from fastapi import APIRouter, Path, Query, Request
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import JSONResponse, Response
@@ -21,8 +19,8 @@ from semantic.ports.store import ResponsesPort
 from semantic_server.http.context import (
     StartedStream,
     event_stream,
+    heartbeat,
     serving_of,
-    settings_of,
     start_stream,
     until_disconnect,
 )
@@ -39,7 +37,7 @@ from semantic_server.http.request_body import on_thread, read_json
 
 logger = logging.getLogger("semantic.server")
 
-T = TypeVar("T")
+_LAST: Final = ("response.completed", "response.incomplete", "response.failed")
 
 
 class ResponseReply:
@@ -61,6 +59,7 @@ class ResponseReply:
         self._writer = ResponseWriter(parsed, serving.model.id, route)
         self._agent = ""
         self._sequence_number = 0
+        self._is_over = False
 
     async def body(self) -> Json:
         """Return the complete response object. Raises WireError if the answer failed."""
@@ -71,11 +70,8 @@ class ResponseReply:
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream. An error is the last event."""
-        seconds = settings_of(request).keep_alive
         try:
-            async with aclosing(
-                with_heartbeat(self._written(), seconds, self._writer.heartbeat)
-            ) as written:
+            async with aclosing(self._written()) as written:
                 async for event in written:
                     yield self._numbered(event)
         except (SemanticError, WireError) as error:
@@ -85,6 +81,10 @@ class ResponseReply:
                 yield self._numbered(event)
         finally:
             await self._answer.aclose()
+
+    def heartbeat(self) -> bytes:
+        """Return what keeps the connection alive: an event, or a comment after the last event."""
+        return heartbeat() if self._is_over else self._numbered(self._writer.heartbeat())
 
     async def _written(self) -> AsyncGenerator[Json, None]:
         async with aclosing(self._answer):
@@ -109,39 +109,8 @@ class ResponseReply:
 
     def _numbered(self, event: Json) -> bytes:
         number, self._sequence_number = self._sequence_number, self._sequence_number + 1
+        self._is_over = event["type"] in _LAST
         return sse_event({**event, "sequence_number": number}, str(event["type"]))
-
-
-async def with_heartbeat(
-    events: AsyncGenerator[T, None], seconds: float, heartbeat: Callable[[], T]
-) -> AsyncGenerator[T, None]:
-    """Yield `events`. Yields `heartbeat()` too, after every `seconds` without an event. Closing
-    this generator closes `events`."""
-    pending: asyncio.Future[list[T]] | None = None
-    try:
-        while True:
-            pending = pending or asyncio.ensure_future(_next(events))
-            await asyncio.wait((pending,), timeout=seconds)
-            if not pending.done():
-                yield heartbeat()
-                continue
-            found, pending = pending.result(), None
-            if not found:
-                return
-            yield found[0]
-    finally:
-        # Shielded: a disconnect cancels the scope around the response.
-        with CancelScope(shield=True):
-            if pending is not None:
-                pending.cancel()
-                await asyncio.wait((pending,))
-            await events.aclose()
-
-
-async def _next(events: AsyncGenerator[T, None]) -> list[T]:
-    async for event in events:
-        return [event]
-    return []
 
 
 RESPONSES_PATH: Final = "/v1/responses"
@@ -177,7 +146,7 @@ async def create_response(request: Request) -> Response:
     answer = await start_stream(request, serving.answer(parsed.ask))
     reply = ResponseReply(parsed, answer, serving, store, route_of(request))
     if parsed.stream:
-        return event_stream(request, reply.events(request))
+        return event_stream(request, reply.events(request), reply.heartbeat)
     return JSONResponse(await until_disconnect(request, reply.body()))
 
 

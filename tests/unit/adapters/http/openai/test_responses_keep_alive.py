@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, closing
+from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPConnection
 
@@ -21,7 +21,7 @@ from semantic.ports.serving import Ask
 from semantic_server.http.app import create_app
 from semantic_server.http.openai.requests import Caller
 from semantic_server.http.openai.responses.request import response_request
-from semantic_server.http.openai.responses.routes import ResponseReply, with_heartbeat
+from semantic_server.http.openai.responses.routes import ResponseReply
 from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import running
@@ -136,6 +136,20 @@ def test_what_is_refused_late_fails_in_the_stream() -> None:
     assert str(at(error, "message")).startswith("This model's maximum context length is 512")
 
 
+def test_nothing_but_comments_follows_the_last_event() -> None:
+    async def told() -> list[bytes]:
+        serving, kept = FakeServing(), MemoryResponses(1 << 20)
+        asked = response_request({"model": "fake", "input": "Hi"}, serving.model, Caller(), kept)
+        reply = ResponseReply(asked, serving.answer(asked.ask), serving, kept)
+        scope = {"type": "http", "app": create_app(serving), "headers": []}
+        found = [reply.heartbeat() async for _ in reply.events(Request(scope))]
+        return [one.splitlines()[0] for one in found]
+
+    *before, last = asyncio.run(told())
+    assert set(before) == {b"event: response.in_progress"}
+    assert last == b": keep-alive"
+
+
 def test_a_failure_before_anything_was_sent_still_begins_as_clients_expect() -> None:
     async def told() -> list[bytes]:
         full = OverloadedError("full", retry_after=3)
@@ -196,55 +210,3 @@ def test_a_call_is_told_before_its_response_is_kept() -> None:
     begun = kinds(events).index("output_item.added")
     assert all(at(event, "response", "output") == [] for event in events[:begun])
     assert kinds(events[begun + 1 :]).count("in_progress") > 3
-
-
-async def endless(closed: list[bool]) -> AsyncGenerator[int, None]:
-    """One, and then nothing for ever."""
-    try:
-        yield 1
-        await asyncio.Event().wait()
-    finally:
-        closed.append(True)
-
-
-def test_signs_of_life_come_for_as_long_as_nothing_else_does() -> None:
-    async def taken() -> tuple[list[int], list[bool]]:
-        closed: list[bool] = []
-        async with aclosing(with_heartbeat(endless(closed), QUIET, lambda: 0)) as events:
-            found = [await anext(events) for _ in range(4)]
-        return found, closed
-
-    assert asyncio.run(taken()) == ([1, 0, 0, 0], [True])
-
-
-def test_a_stream_that_is_cancelled_where_it_waits_is_closed() -> None:
-    async def cancelled() -> list[bool]:
-        closed: list[bool] = []
-
-        async def read() -> None:
-            async for _ in with_heartbeat(endless(closed), 60, lambda: 0):
-                pass
-
-        task = asyncio.create_task(read())
-        await asyncio.sleep(QUIET)
-        task.cancel()
-        await asyncio.wait((task,))
-        return closed
-
-    assert asyncio.run(cancelled()) == [True]
-
-
-def test_what_events_raise_is_raised() -> None:
-    async def failing() -> AsyncGenerator[int, None]:
-        yield 1
-        raise ValueError("no more")
-
-    found: list[int] = []
-
-    async def take() -> None:
-        async for event in with_heartbeat(failing(), 60, lambda: 0):
-            found.append(event)  # noqa: PERF401  # what came before the error counts
-
-    with pytest.raises(ValueError, match="no more"):
-        asyncio.run(take())
-    assert found == [1]
