@@ -78,9 +78,10 @@ check: lint imports type
 flaky: $(VENV)/.dev  ## which tests with processes fail beside other work: ARGS=rounds
 	@$(BIN)/python -m tools.flaky $(ARGS)
 
-lint: $(VENV)/.dev  ## style, format, and what pages have of results, tests and the program
+lint: $(VENV)/.dev  ## style, format, declared imports, and what pages have of results, tests and the program
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/deptry src
 	@$(BIN)/python -m experiments.harness.report --check
 	@$(BIN)/python -m experiments.harness.runner --check
 	@$(BIN)/python -m tools.pages --check
