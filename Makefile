@@ -1,7 +1,7 @@
 # Every target builds the virtual environment it needs, once. `make` alone lists the targets.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo quick test thorough check flaky lint fmt type imports unit test-blas coverage test-agents test-clients test-fleet test-page docs bench experiments real lock release clean
+.PHONY: help setup demo quick test thorough check flaky lint fmt type imports unit test-blas coverage test-agents test-clients test-fleet test-lowest test-page docs bench experiments real lock release clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -170,10 +170,19 @@ lock: $(VENV)/.dev  ## pin every dependency anew
 	@grep -o '"hatchling[^"]*"' pyproject.toml | tr -d '"' \
 		| $(LOCK) --upgrade --output-file requirements-build.txt - >/dev/null
 
+LOWEST := .lowest
+test-lowest: $(VENV)/.dev  ## commands and the server with the oldest versions that pyproject.toml allows, in .lowest
+	@rm -rf $(LOWEST)
+	@$(BIN)/uv venv --quiet --python $(PYTHON) $(LOWEST)
+	@$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct '.[cpu]'
+	@$(BIN)/uv pip install --quiet --python $(LOWEST) -c requirements-dev.txt hypothesis pytest pytest-xdist
+	@$(LOWEST)/bin/python -m pytest $(PARALLEL) tests/cli/test_config.py tests/cli/test_run.py \
+		tests/integration/http/test_streams.py tests/unit/adapters/http/test_ollama_wire.py $(ARGS)
+
 release: $(VENV)/.dev  ## wheel and sdist in dist, tried in empty environments: ARGS="--home URL"
 	@$(BIN)/python -m tools.release $(ARGS)
 
 clean:  ## remove the virtual environment, caches and build output
-	@rm -rf $(VENV) .agents .cache .clients $(DOCS) $(FLEET) build dist htmlcov .coverage .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .agents .cache .clients $(DOCS) $(FLEET) $(LOWEST) build dist htmlcov .coverage .hypothesis .import_linter_cache
 	@rm -rf .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
