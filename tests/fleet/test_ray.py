@@ -245,6 +245,7 @@ def test_load_brings_replicas_and_its_end_takes_them_away(weed: Seaweed, tmp_pat
                 thread.join(_SECONDS)
         assert len(of_one_key) > 1
         assert len(replicas()) == 3
+        assert not [line for line in one.process.log if "Warning: " in line]
         until(lambda: len(replicas()) == 1)
         (left,) = replicas()
         for agent, home in homes.items():

@@ -44,8 +44,8 @@ _TO_SAVE: Final = 60.0
 _DRAIN_LOOK: Final = 0.2
 _HEALTH_LOOK: Final = 2.0
 _STATUS_LOOK: Final = 0.2
-_LOOK_BACK: Final = 10.0
-"""Seconds over which Ray averages the load."""
+_LOOK_BACK: Final = 11.0
+"""Seconds over which Ray averages the load: more than the 10 between two of a handle's reports."""
 _RETRY: Final = 5
 _LONGEST_REASON: Final = 400
 _ERROR_LINE: Final = re.compile(r"[\w.]+(?:Error|Exception): ")
