@@ -147,7 +147,7 @@ def demo(engine: EngineOptions, as_json: AsJson = False) -> None:
 
 
 def shown(agent: str, asked: str, answer: str) -> str:
-    """Return what an agent was asked and what it answered, in two lines of a narrow terminal."""
+    """Return a question to an agent and its answer, in two lines of a narrow terminal."""
     cut = [textwrap.shorten(text, _COLUMNS - 8, placeholder=" …") for text in (asked, answer)]
     return f"{agent:5} < {cut[0]}\n{'':5} > {cut[1]}"
 
