@@ -119,6 +119,9 @@ def test_tokens_are_those_of_the_model_that_is_named() -> None:
         assert one.loader.loads == {"llama": 1}
 
 
+SIGNS = {"/v1/messages": b"event: ping", "/v1/responses": b"event: response.in_progress"}
+
+
 @pytest.mark.parametrize("path", WIRES)
 def test_a_stream_that_waits_for_a_model_shows_that_the_server_lives(path: str) -> None:
     with several(ServerSettings(keep_alive=0.02), opened=False) as one:
@@ -127,7 +130,7 @@ def test_a_stream_that_waits_for_a_model_shows_that_the_server_lives(path: str) 
         with one.server.connect() as client:
             client.sendall(head.encode() + body)
             got = b""
-            while got.count(b"ping" if path == "/v1/messages" else b": keep-alive") < 2:
+            while got.count(SIGNS.get(path, b": keep-alive")) < 2:
                 got += client.recv(4096)
             assert one.state("llama") == "loading"
             one.open()
