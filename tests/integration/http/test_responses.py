@@ -371,16 +371,18 @@ def test_a_broken_file_keeps_no_server_from_starting(life: FirstLife) -> None:
 
 
 def test_where_the_store_is_refused_responses_are_kept_in_memory(tmp_path: Path) -> None:
-    """Nothing is written where the store may not be."""
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store").chmod(0o777)
-    with started(tmp_path) as process, client_of(process) as client:
+    """Nothing is written where the default store may not be."""
+    store = tmp_path / "semantic" / "store"
+    store.mkdir(parents=True)
+    store.chmod(0o777)
+    ours = {**OURS, "XDG_CACHE_HOME": str(tmp_path), "SEMANTIC_API_KEYS": ",".join(KEYS)}
+    with served(None, environment=ours) as process, client_of(process) as client:
         given = ask(client, talk.HELLO)
         assert ask(client, talk.NAME, given.id).output_text == talk.NAME_ANSWER
         client.responses.delete(given.id)
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(given.id)
-    assert not (tmp_path / "store" / FILE).exists()
+    assert not (store / FILE).exists()
 
 
 def test_tenants_do_not_see_each_others_responses(
