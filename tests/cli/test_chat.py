@@ -439,7 +439,8 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(
     monkeypatch.setattr("builtins.input", read)
     chat._converse(talk)
     shown = capsys.readouterr()
-    assert re.search(r"1, 2, 3,? \[cancelled\]\nYour name is Kai.\n", shown.out)
+    # The engine may have made a few more tokens by then.
+    assert re.search(r"1, 2, 3[\d, ]{0,20} \[cancelled\]\nYour name is Kai.\n", shown.out)
     assert shown.err == "error: unknown command '/what'; /help lists them\n"
     usage = USAGE.search(shown.out)
     assert usage is not None

@@ -116,7 +116,7 @@ def test_lists_are_separated_by_commas_in_the_environment(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("prot = 1", "prot (file {}) is not a setting; expected one of host, port"),
+        ("prot = 1", "prot (file {}) is not a setting; did you mean port?"),
         ('port = "x"', "port (file {}): expected a valid integer"),
         ("port = ", "{} is not valid TOML"),
         ('store = "a"\nno_store = true', "expected at most one of store and no_store"),
@@ -124,7 +124,7 @@ def test_lists_are_separated_by_commas_in_the_environment(monkeypatch: pytest.Mo
         ('any_model_name = true\nmodel = ["a", "b"]', "any_model_name must be false with several"),
         ('any_model_name = true\nadapters = ["a"]', "any_model_name must be false with several"),
         ('any_model_name = true\nembedding_model = "a"', "any_model_name must be false with"),
-        ("[server]\nport = 1", "server (file {}) is not a setting"),
+        ("[server]\nport = 1", "server (file {}) is not a setting; `semantic config show` lists"),
     ],
 )
 def test_a_wrong_file_is_one_line_that_names_the_key(tmp_path: Path, text: str, words: str) -> None:

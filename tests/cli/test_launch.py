@@ -609,7 +609,6 @@ def test_an_unknown_model_is_answered_with_those_there_are(server: Server) -> No
 @pytest.mark.parametrize(
     "url",
     [
-        "127.0.0.1:8000",
         "ftp://127.0.0.1",
         "http://",
         "http://host:port",
@@ -630,6 +629,11 @@ def test_an_address_that_cannot_be_one(url: str) -> None:
 @pytest.mark.parametrize("end", ["/", "/v1", "/v1/"])
 def test_an_address_may_end_as_clients_want_it(end: str, server: Server) -> None:
     ran = semantic("launch", "codex", "--url", server.url + end, "--json")
+    assert json.loads(ran.out)["url"] == server.url
+
+
+def test_an_address_may_lack_its_scheme(server: Server) -> None:
+    ran = semantic("launch", "codex", "--url", server.url.removeprefix("http://"), "--json")
     assert json.loads(ran.out)["url"] == server.url
 
 

@@ -69,7 +69,7 @@ def test_a_port_in_use_is_one_line() -> None:
         ran = semantic("serve", "--port", str(port))
     assert ran.code == 4
     assert len(ran.error_lines) == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in ran.err
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose" in ran.err
 
 
 def test_a_host_that_does_not_exist_is_one_line() -> None:

@@ -168,9 +168,10 @@ def key_for(url: str, variable: str) -> str | None:
 
 
 def read_address(url: str) -> SplitResult:
-    """Parse a server's address. Raises InvalidRequestError for a malformed `url`."""
+    """Parse a server's address, http by default. Raises InvalidRequestError for a malformed
+    `url`."""
     try:
-        address = urlsplit(url.strip())
+        address = urlsplit(url.strip() if "://" in url else f"http://{url.strip()}")
         _ = address.port  # raises ValueError unless the port is a number
     except ValueError as error:
         raise InvalidRequestError(f"--url must be like {_EXAMPLE}: {error}") from None

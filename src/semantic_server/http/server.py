@@ -152,7 +152,8 @@ def listen(settings: ServerSettings) -> socket.socket:
         # algorithm only if the protocol has the name TCP.
         return socket.socket(family, kind, socket.IPPROTO_TCP, fileno=bound.detach())
     except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = (error.strerror or "") if isinstance(error, OSError) else str(error)
+        reason = reason.partition(" (while")[0]  # Python adds the address again
         raise OperatorError(
             f"cannot listen on {where}: {reason}; choose another address with --host and --port"
         ) from error

@@ -19,6 +19,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from semantic.application.models.model_names import most_similar
 from semantic.domain.errors import InvalidRequestError
 from semantic_server.declared_settings import DeclaredSettings
 
@@ -259,10 +260,9 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, object]:
         raise InvalidRequestError(f"{path} is not valid TOML: {error}") from error
     unknown = sorted(found.keys() - ServerSettings.model_fields.keys())
     if unknown:
-        known = ", ".join(ServerSettings.model_fields)
-        raise InvalidRequestError(
-            f"{unknown[0]} (file {path}) is not a setting; expected one of {known}"
-        )
+        alike = most_similar(unknown[0], ServerSettings.model_fields)
+        hint = f"did you mean {alike}?" if alike else "`semantic config show` lists them all"
+        raise InvalidRequestError(f"{unknown[0]} (file {path}) is not a setting; {hint}")
     return found
 
 
