@@ -69,6 +69,20 @@ def process(*arguments: str, **variables: str) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
+def imported(*arguments: str) -> tuple[list[str], str]:
+    """The modules that a process of a command has imported at its end, and what it printed."""
+    code = (
+        "import sys; import semantic.cli.main as program; "
+        f"sys.argv = ['semantic', *{arguments}]\n"
+        "try: program.main()\n"
+        "except SystemExit: print(*sys.modules, sep=chr(10), file=sys.stderr)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
+    )
+    return ran.stderr.split(), ran.stdout
+
+
 def command_line(*arguments: str) -> Sequence[str]:
     return [sys.executable, "-m", "semantic", *arguments]
 

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from semantic import __version__
 from semantic.cli.main import TABLE
-from tests.cli.support import environment, process, semantic
+from tests.cli.support import environment, imported, process, semantic
 from tests.support.program import program
 
 
@@ -80,16 +80,7 @@ NOT_FOR_HELP = (
 @pytest.mark.process
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
 def test_help_imports_little(arguments: list[str]) -> None:
-    code = (
-        "import sys; import semantic.cli.main as program; "
-        f"sys.argv = ['semantic', *{arguments}]\n"
-        "try: program.main()\n"
-        "except SystemExit: print(*sys.modules, sep=chr(10), file=sys.stderr)"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
-    )
-    modules = ran.stderr.split()
+    modules, _ = imported(*arguments)
     assert "semantic.cli.main" in modules
     assert [name for name in NOT_FOR_HELP if name in modules] == []
     assert len(modules) <= MOST_MODULES_FOR_HELP

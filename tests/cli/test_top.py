@@ -8,7 +8,6 @@ import pty
 import re
 import select
 import subprocess
-import sys
 import termios
 from collections.abc import Iterator
 from io import StringIO
@@ -21,7 +20,7 @@ from semantic.domain.errors import OperatorError
 from semantic_server.cli.top import View, show_duration, watch
 from semantic_server.clients.server_connection import Document, follow_overview
 from semantic_server.http.settings import ServerSettings
-from tests.cli.support import command_line, environment, semantic
+from tests.cli.support import command_line, environment, imported, semantic
 from tests.support.http_server import RunningServer
 from tests.support.model_server import several
 from tests.support.page_world import busy, serving
@@ -130,17 +129,8 @@ def test_figures_fit_the_terminal(width: int, shown: int, server: RunningServer)
 
 def test_top_imports_no_part_of_a_server(server: RunningServer) -> None:
     """They take longer than all else that it does."""
-    code = (
-        "import sys; import semantic.cli.main as program; "
-        f"sys.argv = ['semantic', 'top', '--url', '{server.url}']\n"
-        "try: program.main()\n"
-        "except SystemExit: print(*sys.modules, sep=chr(10), file=sys.stderr)"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
-    )
-    modules = ran.stderr.split()
-    assert "fake, version 1.2.3, ready" in ran.stdout
+    modules, out = imported("top", "--url", server.url)
+    assert "fake, version 1.2.3, ready" in out
     assert "semantic_server.cli.top" in modules
     not_for_top = ("fastapi", "rich.console", "semantic_server.http", "starlette", "uvicorn")
     assert [name for name in not_for_top if name in modules] == []

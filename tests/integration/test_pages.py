@@ -58,8 +58,6 @@ NOT_TRIED: Final = (
 """Other programs: `make release` tries how the package is installed, the tests of exports over
 HTTP send the same requests, those of fleets make such a file, those of `deploy` read its files."""
 TRIED_WITH_FLEETS: Final = frozenset({"export", "mkdir", "ray", "vllm-router"})
-ELLIPSIS: Final = "messages=[...]"
-MESSAGES: Final = 'messages=[{"role": "user", "content": "Hello"}]'
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
@@ -133,7 +131,7 @@ def test_every_block_of_python_runs_and_prints_what_follows_it(
 def test_the_python_of_the_readme_is_typed(tmp_path: Path) -> None:
     """The library's types reach its users: `make type` has read them before, and mypy remembers."""
     found = scripts((ROOT / "README.md").read_text(encoding="utf-8"))
-    code = "\n".join(code.replace(ELLIPSIS, MESSAGES) for code, _ in found)
+    code = "\n".join(code for code, _ in found)
     assert "semantic.Engine(" in code
     wrong = "number: str = engine.chat('ada', 'a').cached_tokens\n"
     (tmp_path / "readme.py").write_text(f"{code}\n{wrong}")
@@ -148,7 +146,7 @@ def run(found: list[tuple[str, str]], url: str, capsys: pytest.CaptureFixture[st
     names: dict[str, object] = {}
     for code, expected in found:
         capsys.readouterr()
-        exec(code.replace(URL, url).replace(ELLIPSIS, MESSAGES), names)
+        exec(code.replace(URL, url), names)
         if expected:
             assert capsys.readouterr().out == expected
 
