@@ -22,6 +22,7 @@ from semantic.composition.process_stores import (
     default_store_folder,
     open_disk,
     open_store,
+    require_chosen_store,
 )
 from semantic.domain.block_hash import LOCAL_TENANT, Scope, tenant_tag
 from semantic.domain.errors import StoreError
@@ -254,6 +255,9 @@ def test_a_quota_is_no_larger_than_its_disk(
     assert tier.max_bytes is not None
     assert expected <= tier.max_bytes < expected + GIB // 100
     warned = ["disk_gb: the disk has room for only 5.0 of 90.0 GiB, which is now the limit"]
+    assert caplog.messages == (warned if given > free else [])
+    # A program looks first whether it can use a store that the user chose.
+    require_chosen_store(Settings(use_disk=True, store=tmp_path, disk_bytes=given))
     assert caplog.messages == (warned if given > free else [])
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -240,7 +241,7 @@ def require_chosen_store(settings: Settings) -> None:
     fails. Only the default folder may be unusable: a process then works in memory."""
     if settings.use_disk and (settings.store or os.environ.get(STORE_VARIABLE)):
         try:
-            open_disk(settings).close()
+            open_disk(replace(settings, disk_bytes=None)).close()  # the quota warns once, later
         except StoreError as error:
             raise InvalidRequestError(f"{error}; choose another --store, or --no-store") from error
 
