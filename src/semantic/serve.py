@@ -311,10 +311,9 @@ def _served_model(
     )
     made = int(time.time())
     return ServedModel(
-        *(names, limit, model.vocab_size, made, sampling, aliases, details),
-        parent=settings.parent,
-        any_name=settings.any_name,
-    )
+        names, limit, model.vocab_size, made, sampling, aliases, details, settings.parent,
+        settings.any_name,
+    )  # fmt: skip
 
 
 def _warn_of_differences(app: App, *, together: bool) -> None:

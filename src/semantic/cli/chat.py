@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from semantic.cli.edge import EXIT_INTERRUPTED, print_error
 from semantic.cli.options import Adapter, EngineOptions, MaxTokens, SamplingOptions
 from semantic.cli.progress import ProgressBar, print_store_unavailable
 from semantic.cli.shell.completion import complete_agents
-from semantic.cli.terminal import is_interactive, on_interrupt, require_text, stdin_lines, write
+from semantic.cli.terminal import is_interactive, on_signals, require_text, stdin_lines, write
 from semantic.composition.process_stores import require_chosen_store
 from semantic.domain.errors import InvalidRequestError, SemanticError
 
@@ -114,7 +115,7 @@ def _converse(session: ChatSession) -> None:
             continue
         interrupted = False
         try:
-            with on_interrupt(session.cancel):
+            with on_signals(lambda _: session.cancel(), signal.SIGINT):
                 if not session.handle(message):
                     return
         except SemanticError as error:

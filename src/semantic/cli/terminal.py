@@ -40,8 +40,7 @@ def read_stdin() -> str:
 
 
 def piped_text(seconds: float | None = None) -> str | None:
-    """Return all of stdin, or None unless stdin is a pipe or a file. Raises the same errors as
-    `read_stdin`.
+    """Return all of stdin, or None unless it is a pipe or a file. Raises as `read_stdin` does.
 
     A program may start this one with a pipe that it never writes to. If a pipe is open and empty
     for `seconds`, print a notice and return None; without `seconds`, wait for the pipe's end.
@@ -97,10 +96,11 @@ def require_text(prompt: str) -> str:
 
 
 @contextmanager
-def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
-    """Call `action` on Ctrl-C, because a KeyboardInterrupt could interrupt a step of the engine."""
-    previous = signal.signal(signal.SIGINT, lambda *_: action())
+def on_signals(action: Callable[[int], object], *signals: int) -> Iterator[None]:
+    """Call `action` for each of `signals`; a KeyboardInterrupt could interrupt an engine's step."""
+    before = {one: signal.signal(one, lambda number, _: action(number)) for one in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for one, handler in before.items():
+            signal.signal(one, handler)

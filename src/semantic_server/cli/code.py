@@ -8,11 +8,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -21,7 +20,7 @@ from semantic.cli.models.choosing import AGENT_TOKENS, suggestions
 from semantic.cli.models.commands import pull
 from semantic.cli.models.facts import ModelFacts, facts_of, find_place, hub_id_of, remote_facts
 from semantic.cli.report import show_bytes, show_name
-from semantic.cli.terminal import is_interactive
+from semantic.cli.terminal import is_interactive, on_signals
 from semantic.composition.framework import read_device
 from semantic.composition.named_models import find_remote, model_of, own_names
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError, OperatorError
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from semantic_server.clients.shared_server import SharedServer
 
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  addresses of a server, not of a client
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
+"""The signals of an operator and of a closed terminal."""
 _BY_SIGNAL = 128
 """A shell's exit code for a program that a signal ended, less the signal's number."""
 
@@ -94,7 +95,9 @@ def code(
         steps.append(_model(served, chosen, force=force))
         steps.append(_Step(f"server: semantic serve, at {server.url}; its log: {server.log}"))
     _take(steps, yes=yes)
-    with _ended_by_signals(), server.used(_serve(served, settings.port), os.environ) as is_new:
+    command = _serve(served, settings.port)
+    # They end this command as Ctrl-C does, so that a server stops.
+    with on_signals(_interrupt, *_ENDS), server.used(command, os.environ) as is_new:
         running = _wait_ready(server, None if is_new else model)
         require_context(chosen, running, force=force)
         at = f"{show_name(running.model)}, {running.context_tokens} tokens of context"
@@ -197,19 +200,8 @@ def _wait_ready(server: SharedServer, model: str | None) -> RunningServer:
         raise ModelNotFoundError(f"{error}; --port starts another server") from None
 
 
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal end the command as Ctrl-C does, so that a server stops."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {one: signal.signal(one, interrupt) for one in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+def _interrupt(_: int) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _hold(agent: CodingAgent, server: RunningServer, folder: Path, arguments: Sequence[str]) -> int:
@@ -224,12 +216,7 @@ def _hold(agent: CodingAgent, server: RunningServer, folder: Path, arguments: Se
         )
     except OSError as error:
         raise OperatorError(f"cannot start {program}: {error.strerror}") from None
-
-    def pass_on(number: int, _: object) -> None:
-        if number != signal.SIGINT:  # a terminal sends that one to the agent itself
-            process.send_signal(number)
-
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, pass_on)
-    status = process.wait()
+    # A terminal sends SIGINT to the agent itself.
+    with on_signals(lambda _: None, signal.SIGINT), on_signals(process.send_signal, *_ENDS):
+        status = process.wait()
     return status if status >= 0 else _BY_SIGNAL - status

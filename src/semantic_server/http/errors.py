@@ -47,8 +47,6 @@ _INTERNAL: Final = "internal error; the server's log has the details under this 
 CANCELLED: Final = 499
 """nginx's status for a closed request. Clients do not repeat a request after this status."""
 
-_MOST_CHARACTERS: Final = 200
-"""The most characters of a path in an error."""
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _NOT_TO_BE_REPEATED: Final = frozenset({500, CANCELLED})
@@ -297,6 +295,11 @@ _EXPECTED: Final = (
 """Errors with a message for the client. Any other error is a bug."""
 
 
+def method_and_path(scope: Scope) -> str:
+    """Return the method and the path of a request, of at most 200 characters."""
+    return f"{scope['method']} {scope['path']}"[:200]
+
+
 def request_id_of(scope: Scope) -> str | None:
     """Return the id under which the log lists the request."""
     state: Mapping[str, object] = scope.get("state", {})
@@ -316,7 +319,7 @@ def add_error_handlers(app: FastAPI) -> None:
 def _expected(request: Request, error: Exception) -> Response:
     problem = problem_of(error)
     if problem.status == HTTPStatus.NOT_FOUND and problem.message == HTTPStatus.NOT_FOUND.phrase:
-        asked = f"{request.method} {request.url.path}"[:_MOST_CHARACTERS]
+        asked = method_and_path(request.scope)
         problem = replace(problem, message=f"{asked} is not a route; GET /openapi.json has all")
     response = problem_response(request.scope, problem)
     if isinstance(error, HTTPException):

@@ -16,7 +16,14 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semantic_server.http.answer_records import AnswerRecord, Observer, lost_tokens
-from semantic_server.http.errors import CANCELLED, Problem, id_headers, logger, reported
+from semantic_server.http.errors import (
+    CANCELLED,
+    Problem,
+    id_headers,
+    logger,
+    method_and_path,
+    reported,
+)
 
 LOG_FIELDS: Final = "fields"
 """The attribute of a log record that contains its fields by name."""
@@ -123,8 +130,6 @@ QUIET_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/", "/api/hell
 """Paths that machines request every few seconds. Logged at debug level."""
 
 _OVERVIEW: Final = "/v1/overview"
-_MOST_CHARACTERS: Final = 200
-"""The most characters of a refused path to keep."""
 OnRefusal = Callable[[str, str | None, str, Problem], None]
 """Takes a request's id, its tenant or None, its method and path, and the error."""
 _ENTRY: Final = "request_line"
@@ -213,10 +218,9 @@ class RequestLogMiddleware:
     def _write(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         entry = log_entry_of(scope)
         answered, problem = entry.fields(), entry.problem
-        method = _method(scope)
         fields: LogFields = {
             "id": request_id,
-            "route": f"{method} {_pattern(scope)}",
+            "route": f"{_method(scope)} {_pattern(scope)}",
             "status": status,
             "seconds": round(seconds, 3),
             **({"model": self._model} | answered if answered else {}),
@@ -224,8 +228,8 @@ class RequestLogMiddleware:
         if not answered and status >= HTTPStatus.BAD_REQUEST and status != CANCELLED:
             problem = reported(scope) or Problem(status, HTTPStatus(status).phrase)
         if problem is not None and not scope["path"].startswith(_OVERVIEW):  # a page without a key
-            route = f"{method} {scope['path'][:_MOST_CHARACTERS]}"
-            self._on_refusal(request_id, scope["state"].get("tenant"), route, problem)
+            tenant = scope["state"].get("tenant")
+            self._on_refusal(request_id, tenant, method_and_path(scope), problem)
         quiet = scope["path"] in QUIET_PATHS and status < HTTPStatus.BAD_REQUEST
         log_event("request", fields, logging.DEBUG if quiet else logging.INFO)
 
