@@ -335,6 +335,7 @@ class FakeBackend:
         pads_chunks: bool = True,
         best_chunk: int = 512,
         silent_steps: int = 0,
+        shares: bool = False,
     ) -> None:
         self.calls: Counter[str] = Counter()
         self.prefilled_tokens = 0
@@ -354,6 +355,7 @@ class FakeBackend:
         self._pads_chunks = pads_chunks
         self._best_chunk = best_chunk
         self._silent_steps = silent_steps
+        self._shares = shares
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._memories: WeakSet[FakeMemory] = WeakSet()
         self._next_id = 0
@@ -461,6 +463,10 @@ class FakeBackend:
     def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
         self._get(sequence)
         return n_tokens <= self._joint_chunk
+
+    @property
+    def shared_layers(self) -> Sequence[bool]:
+        return [self._shares and layer.max_blocks is None for layer in self._spec.layers]
 
     @property
     def pads_chunks(self) -> bool:

@@ -222,6 +222,10 @@ class BatchBackend(Protocol):
     def cache_spec(self) -> ModelCacheSpec:
         """Return the description of a sequence's cache."""
 
+    @property
+    def shared_layers(self) -> Sequence[bool]:
+        """For each layer, True if restored sequences share the memory of their whole blocks."""
+
     def set_aside(self, n_bytes: int) -> None:
         """Announce that all blocks need at most `n_bytes`. The backend may reserve them now."""
 

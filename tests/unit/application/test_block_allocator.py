@@ -7,7 +7,7 @@ import pytest
 from semantic.application.cache.block_allocator import BlockAllocator, IdleCaches
 from semantic.application.request import Request, StreamingDetokenizer
 from semantic.domain.entities import AgentBlocks
-from semantic.domain.errors import IntegrityError, PoolExhaustedError
+from semantic.domain.errors import BackendError, IntegrityError, PoolExhaustedError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
 from tests.support.fake_backend import FULL, window
@@ -229,3 +229,46 @@ def test_a_cache_given_back_does_not_replace_a_newer_one() -> None:
     newer = desk.idle("a", 600)
     desk.allocator.give_back(cancelled)
     assert desk.store.get(desk.allocator.key("a")) is newer
+
+
+def test_whole_blocks_are_shared_where_layers_can_share_them() -> None:
+    desk = Desk(20)
+    desk.allocator = BlockAllocator(desk.pool, desk.spec, desk.store, "m", None, (True, False))
+    idle = desk.idle("a", 600)
+    before = desk.pool.used_blocks
+    request = desk.request("b", 700, cache=idle)
+    assert desk.allocator.admit(request)
+    desk.allocator.unpin(request)
+    shared = [block.block_id for block in idle.blocks_for_layer(0)][: 600 // 256]
+    assert [block.block_id for block in request.blocks[0]][:2] == shared
+    assert [len(layer) for layer in request.blocks] == [3, 2]
+    assert desk.pool.used_blocks == before + 1 + 2
+    desk.allocator.check_integrity([request])
+    desk.allocator.readmit(request)
+    assert desk.pool.used_blocks == before + 3 + 2
+    desk.allocator.release(request)
+    assert desk.pool.used_blocks == before
+    desk.allocator.check_integrity([])
+
+
+def test_a_refused_admission_shares_nothing() -> None:
+    desk = Desk(6)
+    desk.allocator = BlockAllocator(desk.pool, desk.spec, desk.store, "m", None, (True, False))
+    idle = desk.idle("a", 300)
+    request = desk.request("b", 513, cache=idle)
+    assert not desk.allocator.admit(request, headroom=1)
+    assert desk.agents() == ["a"]
+    assert desk.pool.used_blocks == 4
+    desk.allocator.check_integrity([request])
+
+
+def test_a_prompt_that_shares_blocks_is_not_computed_again_in_a_full_pool() -> None:
+    desk = Desk(8)
+    desk.allocator = BlockAllocator(desk.pool, desk.spec, desk.store, "m", None, (True, False))
+    request = desk.request("b", 513, cache=desk.idle("a", 512))
+    assert desk.allocator.admit(request)
+    desk.allocator.unpin(request)
+    desk.pool.allocate(1, 0, "somebody")
+    with pytest.raises(BackendError, match="^cannot compute the prompt again: the pool is full$"):
+        desk.allocator.readmit(request)
+    desk.allocator.check_integrity([request])

@@ -52,6 +52,7 @@ class Setup:
     max_batch: int
     largest_chunk: int
     silent_steps: int
+    shares: bool
 
     def world(self) -> World:
         """A pool in which the longest request just fits."""
@@ -65,6 +66,7 @@ class Setup:
             max_batch=self.max_batch,
             eos=EOS,
             silent_steps=self.silent_steps,
+            shares=self.shares,
             largest_chunk=self.largest_chunk,
         )
 
@@ -77,6 +79,7 @@ setups = st.builds(
     max_batch=st.sampled_from([1, 2, 3, 8]),
     largest_chunk=st.sampled_from([64, 200, 512]),
     silent_steps=st.integers(0, 2),
+    shares=st.booleans(),
 )
 
 

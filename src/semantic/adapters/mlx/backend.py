@@ -146,6 +146,10 @@ class MLXBackend:
     def cache_spec(self) -> ModelCacheSpec:
         return self._spec
 
+    @property
+    def shared_layers(self) -> Sequence[bool]:
+        return self._layers.shared
+
     def set_aside(self, n_bytes: int) -> None:
         with self._computing():
             self._layers.set_aside(n_bytes)

@@ -17,7 +17,12 @@ from typing import NamedTuple
 from semantic.application.cache.prefix_store import PrefixStore
 from semantic.application.request import Request, Restore, Reuse
 from semantic.domain.entities import AgentBlocks, BlockId, KVBlock
-from semantic.domain.errors import IntegrityError, InvalidRequestError, PoolExhaustedError
+from semantic.domain.errors import (
+    BackendError,
+    IntegrityError,
+    InvalidRequestError,
+    PoolExhaustedError,
+)
 from semantic.domain.identity import Hints
 from semantic.domain.prefix import reusable_prefix
 from semantic.domain.services import BlockPool
@@ -170,6 +175,7 @@ class BlockAllocator:
     _idle: IdleCaches
     _model_id: str
     _prefixes: PrefixStore | None = None
+    _shared_layers: Sequence[bool] = ()
 
     def key(self, agent_id: str, tenant: str = "") -> CacheKey:
         return CacheKey(self._model_id, agent_id, tenant)
@@ -225,6 +231,19 @@ class BlockAllocator:
         for block in restore.blocks.all_blocks():
             # Data that the backend did not adopt would stay in memory until the block's next use.
             block.layer_data = None
+
+    def readmit(self, request: Request) -> None:
+        """Replace the request's blocks, of which others may use some, by new ones. Evicts nothing.
+        Raises BackendError if the pool is full."""
+        capacity = request.capacity
+        self.release(request)
+        try:
+            request.blocks = self._pool.allocate_layers(
+                self._spec.blocks_for(capacity), request.owner
+            )
+        except PoolExhaustedError as error:
+            raise BackendError("cannot compute the prompt again: the pool is full") from error
+        request.capacity = capacity
 
     def release(self, request: Request) -> None:
         """Return all blocks of `request` to the pool."""
@@ -347,17 +366,31 @@ class BlockAllocator:
             request.capacity = whole_blocks(source.total_tokens)
         else:
             self._pool.share(source.all_blocks(), request.owner)
+            self._borrow(request, source, restore.length)
         restore.blocks = source.snapshot()
+        request.restore = restore
         if self._extend(request, whole_blocks(request.n_tokens + 1), spare):
-            request.restore = restore
             if restore.exclusive:
                 source.retire()
             return True
         if restore.exclusive:
+            request.restore = None
             self.keep(request, source)
         else:
-            self._pool.free(restore.blocks.all_blocks(), request.owner)
+            self.release(request)
         return False
+
+    def _borrow(self, request: Request, source: AgentBlocks, length: int) -> None:
+        """Let the request use the source's whole blocks in the layers that can share them."""
+        request.blocks = [
+            [
+                KVBlock(block.block_id, layer)
+                for block in source.blocks_for_layer(layer)[: is_shared * length // BLOCK_TOKENS]
+            ]
+            for layer, is_shared in enumerate(self._shared_layers)
+        ]
+        for blocks in request.blocks:
+            self._pool.share(blocks, request.owner)
 
     def _extend(self, request: Request, capacity: int, spare: int = 0) -> bool:
         blocks = request.blocks or [[] for _ in self._spec.layers]

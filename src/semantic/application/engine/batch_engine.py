@@ -95,7 +95,9 @@ class BlockPoolBatchEngine:
             )
             self._ahead = ReadAhead(self._prefixes, lambda key: self._idle.get(key) is not None)
         self.pool = pool
-        self._allocator = BlockAllocator(pool, spec, self._idle, model.model_id, self._prefixes)
+        self._allocator = BlockAllocator(
+            pool, spec, self._idle, model.model_id, self._prefixes, model.shared_layers
+        )
         self._scheduler = Scheduler(self._allocator, budget, clock, max_batch)
         self._sequences = Sequences(model, self._allocator, self._prefixes)
         self._validator = RequestValidator(model, tokenizer)

@@ -231,6 +231,7 @@ class Sequences:
                 restore.blocks, restore.length, request.capacity, exclusive=restore.exclusive
             )
         except CacheReconstructionError:
+            self._allocator.readmit(request)
             return None  # the engine computes the tokens instead
         finally:
             self._allocator.unpin(request)
@@ -318,6 +319,7 @@ class Sequences:
 
     def _reopen(self, request: Request) -> SequenceId:
         self.close(request)
+        self._allocator.readmit(request)
         request.computed = request.cached_tokens = 0
         request.reuse.source = "none"
         sequence = self._model.open(request.capacity)

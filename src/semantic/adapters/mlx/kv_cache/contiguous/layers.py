@@ -97,6 +97,7 @@ class ContiguousLayers:
         self._spec = spec
         self._shapes = shapes
         self.ragged = tuple(ragged)
+        self.shared = (False,) * spec.n_layers
         self.ours = tuple(
             usable and shape is not None for usable, shape in zip(ragged, shapes, strict=True)
         )

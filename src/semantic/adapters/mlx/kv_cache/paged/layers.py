@@ -106,6 +106,9 @@ class PagedLayers:
         """`ragged[i]` is always True: every layer can be in our batch."""
         self.ours = tuple(i in self._layers for i in range(spec.n_layers))
         """`ours[i]` is True if layer i has pages."""
+        whole = [i for kind in kinds if kind.ring is None for i in kind.layers]
+        self.shared = tuple(i in whole for i in range(spec.n_layers))
+        """`shared[i]` is True if sequences share the pages of layer i until they write to them."""
         self.takes_rows = states is None
         """True if a sequence's tokens can be rows of a batch."""
 
