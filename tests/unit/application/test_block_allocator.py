@@ -269,6 +269,6 @@ def test_a_prompt_that_shares_blocks_is_not_computed_again_in_a_full_pool() -> N
     assert desk.allocator.admit(request)
     desk.allocator.unpin(request)
     desk.pool.allocate(1, 0, "somebody")
-    with pytest.raises(BackendError, match="^cannot compute the prompt again: the pool is full$"):
+    with pytest.raises(BackendError, match=r"^cannot compute the prompt again: the pool is full$"):
         desk.allocator.readmit(request)
     desk.allocator.check_integrity([request])
