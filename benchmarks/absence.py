@@ -22,7 +22,7 @@ from benchmarks.trace_sessions import recorded_sessions
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
-from semantic.application.cache.block_allocator import IdleCaches
+from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.cache.read_ahead import ToolTimes
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.identity import LONGEST_ABSENCE, NO_HINTS, Hints

@@ -43,7 +43,7 @@ from benchmarks.trace_sessions import recorded_sessions
 from experiments.harness.document import Json
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
-from semantic.application.cache.block_allocator import IdleCaches
+from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.cache.read_ahead import LEAD
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.services import BlockPool

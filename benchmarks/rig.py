@@ -21,7 +21,7 @@ from semantic import AgentBlocks, BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.contiguous.cache import BufferRange, KVBuffer
 from semantic.adapters.mlx.model.provider import wrap_model
-from semantic.application.cache.block_allocator import IdleCaches
+from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.domain.value_objects import (
     BLOCK_TOKENS,

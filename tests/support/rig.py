@@ -12,7 +12,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.layers import MlxLmCache, MlxLmSt
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
-from semantic.application.cache.block_allocator import IdleCaches
+from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
 from semantic.ports.generation import Tokenizer

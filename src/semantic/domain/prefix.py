@@ -5,9 +5,12 @@ Reused tokens equal the prompt's tokens at the same positions, so reuse never ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from semantic.domain.block_hash import BlockLink
+from semantic.domain.block_hash import TOKEN_BYTES, BlockLink, pack_tokens
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, ModelCacheSpec
@@ -75,3 +78,74 @@ def reusable_prefix(spec: ModelCacheSpec, blocks: AgentBlocks | None, prompt: Se
         for layer_id, layer in enumerate(spec.layers)
     )
     return length if length >= earliest else 0
+
+
+_EACH = 16
+"""Every prefix of a prompt up to this number of tokens has a digest. Longer prefixes have eight
+digests for each doubling of the length."""
+_PER_DOUBLING = 8
+_DIGEST_BYTES = 8
+"""The size of a digest in bytes. A collision only gives a request another agent's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDigests:
+    """Digests of a prompt's prefixes, and of the whole prompt."""
+
+    n_tokens: int
+    prefixes: bytes
+    whole: bytes
+
+    def common(self, other: PromptDigests) -> int:
+        """Return the length, in tokens, of the longest digested prefix that both prompts share."""
+        n = min(len(self.prefixes), len(other.prefixes)) // _DIGEST_BYTES
+        same = bisect_left(range(n), True, key=lambda at: self._digest(at) != other._digest(at))
+        return _length(same - 1) if same else 0
+
+    def items(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the length and the digest of each digested prefix, shortest first."""
+        for at in range(len(self.prefixes) // _DIGEST_BYTES):
+            yield _length(at), self._digest(at)
+
+    def _digest(self, at: int) -> bytes:
+        return self.prefixes[at * _DIGEST_BYTES : (at + 1) * _DIGEST_BYTES]
+
+
+def digests_of(tokens: Sequence[int]) -> PromptDigests:
+    """Return the digests of a prompt."""
+    return digests_and_prefixes(tokens, ())[0]
+
+
+def digests_and_prefixes(
+    tokens: Sequence[int], lengths: Collection[int]
+) -> tuple[PromptDigests, Mapping[int, bytes]]:
+    """Return a prompt's digests, and the digests of its prefixes of the given `lengths`."""
+    packed = memoryview(pack_tokens(tokens))
+    n_tokens = len(tokens)
+    grid = list(_lengths(n_tokens))
+    digests: dict[int, bytes] = {}
+    running = hashlib.sha256()
+    done = 0
+    wanted = {length for length in lengths if 0 < length <= n_tokens}
+    for length in sorted({*grid, *wanted, n_tokens}):
+        running.update(packed[done * TOKEN_BYTES : length * TOKEN_BYTES])
+        digests[length] = running.copy().digest()[:_DIGEST_BYTES]
+        done = length
+    result = PromptDigests(
+        n_tokens, b"".join(digests[length] for length in grid), digests[n_tokens]
+    )
+    return result, digests
+
+
+def _lengths(n_tokens: int) -> Iterator[int]:
+    at = 0
+    while (length := _length(at)) <= n_tokens:
+        yield length
+        at += 1
+
+
+def _length(at: int) -> int:
+    if at < _EACH:
+        return at + 1
+    doubling, step = divmod(at - _EACH, _PER_DOUBLING)
+    return (_EACH << doubling) + (step + 1) * ((_EACH << doubling) // _PER_DOUBLING)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from semantic.application.cache.block_allocator import BlockAllocator, IdleCaches
+from semantic.application.cache.block_allocator import BlockAllocator
+from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.request import Request, StreamingDetokenizer
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import BackendError, IntegrityError, PoolExhaustedError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semantic.application.cache.block_allocator import IdleCaches
+from semantic.application.cache.idle_caches import IdleCaches
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.identity import NO_HINTS, Hints
 from semantic.domain.services import BlockPool
@@ -288,3 +288,25 @@ def test_the_order_is_that_of_sorting_all_by_what_was_said(
         return (1, back, number) if back <= clock.now else (2, -back, number)
 
     assert evicted(shelf) == sorted(last, key=place)
+
+
+def test_caches_are_found_by_a_long_common_beginning_and_tenant(shelf: Shelf) -> None:
+    long = tuple(range(1000))
+    for agent in "ab":
+        shelf.put(agent, *long, ord(agent))
+    shelf.put("short", *long[:300])
+    assert [one.agent_id for one in shelf.store.alike("", (*long, 7, 8))] == ["b", "a"]
+    found = shelf.store.alike("", (*long[:290], *long[:50]))
+    assert {one.agent_id for one in found} == {"a", "b", "short"}
+    assert shelf.store.alike("", long[:200]) == []
+    assert shelf.store.alike("", tuple(reversed(long))) == []
+    assert shelf.store.alike("other", long) == []
+    shelf.store.take(key("b"))
+    assert [one.agent_id for one in shelf.store.alike("", (*long, 7, 8))] == ["a"]
+
+
+def test_few_of_the_caches_that_begin_alike_are_compared(shelf: Shelf) -> None:
+    for i in range(20):
+        shelf.put(f"{i}", *range(256), i)
+    found = [one.agent_id for one in shelf.store.alike("", range(300))]
+    assert found == [f"{i}" for i in range(19, 11, -1)]

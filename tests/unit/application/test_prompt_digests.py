@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.agents.sessions import digests_and_prefixes, digests_of
+from semantic.domain.prefix import digests_and_prefixes, digests_of
 
 
 def prompt(common: int, n: int, seed: int) -> tuple[int, ...]:

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from semantic.application.agents.finder import AgentFinder, AgentNames, is_auto_named
-from semantic.application.agents.sessions import SessionAgents
+from semantic.application.agents.finder import AgentFinder, AgentNames, SessionAgents, is_auto_named
 from semantic.application.cache.agent_notes import (
     Origin,
     origin_in,

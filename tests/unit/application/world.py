@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from semantic.application.cache.block_allocator import IdleCaches
+from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.domain.services import BlockPool

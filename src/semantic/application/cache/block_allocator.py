@@ -7,13 +7,11 @@ manages the agents' caches between requests.
 from __future__ import annotations
 
 import threading
-import time
-from bisect import bisect_left, insort
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.cache.prefix_store import PrefixStore
 from semantic.application.request import Request, Restore, Reuse
 from semantic.domain.entities import AgentBlocks, BlockId, KVBlock
@@ -23,147 +21,10 @@ from semantic.domain.errors import (
     InvalidRequestError,
     PoolExhaustedError,
 )
-from semantic.domain.identity import Hints
 from semantic.domain.prefix import reusable_prefix
 from semantic.domain.services import BlockPool
 from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import BLOCK_TOKENS, CacheKey, ModelCacheSpec, whole_blocks
-from semantic.ports.generation import Clock
-
-_LONGEST_EXPECTED = 300.0
-"""The longest absence, in seconds, that a hint may announce. In `benchmarks.absence`, longer
-absences gain no more, and cost more if the hint is wrong."""
-
-_DONE, _IDLE, _EXPECTED = range(3)
-
-
-class IdleCaches:
-    """Holds each agent's newest cache. Evicts first from the tenant with the most cached tokens.
-    Not thread-safe."""
-
-    def __init__(
-        self,
-        pool: BlockPool,
-        clock: Clock = time.monotonic,
-        *,
-        longest_expected: float = _LONGEST_EXPECTED,
-    ) -> None:
-        """Ignores hints of an absence longer than `longest_expected` seconds."""
-        self._pool = pool
-        self._longest_expected = longest_expected
-        self._clock = clock
-        self._caches: OrderedDict[CacheKey, AgentBlocks] = OrderedDict()
-        self._tenants: dict[str, _Order] = {}
-        self._tokens: Counter[str] = Counter()  # per tenant
-
-    def get(self, key: CacheKey) -> AgentBlocks | None:
-        """Return the agent's cache, or None. The call does not count as a use."""
-        return self._caches.get(key)
-
-    def put(self, key: CacheKey, blocks: AgentBlocks) -> None:
-        """Make `blocks` the agent's cache, and free the agent's previous cache."""
-        older = self.take(key)
-        if older is not None and older is not blocks:
-            self._drop(older)
-        self._caches[key] = blocks
-        self._tenants.setdefault(key.tenant, _Order()).add(key, self._clock())
-        self._tokens[key.tenant] += blocks.total_tokens
-        self._pool.mark_evictable(blocks.all_blocks(), blocks.owner)
-
-    def heed(self, key: CacheKey, hints: Hints) -> None:
-        """Apply an agent's hints to the order of eviction."""
-        own = self._tenants.get(key.tenant)
-        if own is None or key not in self._caches:
-            return
-        if hints.done:
-            own.move(key, _DONE, self._clock())
-        elif hints.back_in is not None and hints.back_in <= self._longest_expected:
-            own.move(key, _EXPECTED, self._clock() + hints.back_in)
-
-    def take(self, key: CacheKey) -> AgentBlocks | None:
-        """Remove and return the agent's cache, or None."""
-        blocks = self._caches.pop(key, None)
-        if blocks is not None:
-            self._uncount(key, blocks.total_tokens)
-            self._pool.unmark_evictable(blocks.all_blocks(), blocks.owner)
-        return blocks
-
-    def evict(self) -> bool:
-        """Free a cache of the tenant with the most cached tokens. Returns False if no cache is
-        left. Frees caches of finished agents first, and of expected agents last."""
-        if not self._caches:
-            return False
-        largest = max(self._tokens, key=self._tokens.__getitem__)
-        blocks = self.take(self._tenants[largest].first(self._clock()))
-        if blocks is not None:
-            self._drop(blocks)
-        return True
-
-    def evict_to(self, used_bytes: int) -> bool:
-        """Evict until the pool uses at most `used_bytes`; return whether a cache was evicted."""
-        evicted = False
-        while self._pool.used_bytes > used_bytes and self.evict():
-            evicted = True
-        return evicted
-
-    def __len__(self) -> int:
-        return len(self._caches)
-
-    def lru_order(self) -> tuple[CacheKey, ...]:
-        """Return the keys of all caches, least recently used first."""
-        return tuple(self._caches)
-
-    def _uncount(self, key: CacheKey, n_tokens: int) -> None:
-        own = self._tenants[key.tenant]
-        own.remove(key)
-        self._tokens[key.tenant] -= n_tokens
-        if not own:
-            del self._tenants[key.tenant], self._tokens[key.tenant]
-
-    def _drop(self, blocks: AgentBlocks) -> None:
-        self._pool.free(blocks.all_blocks(), blocks.owner)
-        blocks.retire()
-
-
-class _Place(NamedTuple):
-    # `at` is the time of last use. For an expected agent it is minus the time of return, so that
-    # the latest return sorts first.
-
-    rank: int
-    at: float
-    number: int
-    key: CacheKey
-
-
-class _Order:
-    def __init__(self) -> None:
-        self._order: list[_Place] = []
-        self._places: dict[CacheKey, _Place] = {}
-        self._added = 0
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def add(self, key: CacheKey, now: float) -> None:
-        self._added += 1
-        self._insert(_Place(_IDLE, now, self._added, key))
-
-    def move(self, key: CacheKey, rank: int, at: float) -> None:
-        number = self._places[key].number
-        self.remove(key)
-        self._insert(_Place(rank, -at if rank == _EXPECTED else at, number, key))
-
-    def remove(self, key: CacheKey) -> None:
-        del self._order[bisect_left(self._order, self._places.pop(key))]
-
-    def first(self, now: float) -> CacheKey:
-        while (last := self._order[-1]).rank == _EXPECTED and -last.at <= now:
-            self.move(last.key, _IDLE, -last.at)
-        return self._order[0].key
-
-    def _insert(self, place: _Place) -> None:
-        insort(self._order, place)
-        self._places[place.key] = place
 
 
 @dataclass(eq=False)
@@ -332,7 +193,7 @@ class BlockAllocator:
     def _find_cache(self, request: Request) -> Restore | None:
         cache = self._idle.get(self.key(request.agent_id, request.tenant))
         best: Restore | None = None
-        for blocks in (cache, request.given_cache):
+        for blocks in (cache, request.given_cache, *self._alike(request, cache)):
             length = reusable_prefix(self._spec, blocks, request.tokens)
             if blocks is None or length == 0 or (best is not None and length <= best.length):
                 continue
@@ -345,6 +206,16 @@ class BlockAllocator:
                 )
                 best = Restore(blocks, length, exclusive=mine)
         return best
+
+    def _alike(self, request: Request, own: AgentBlocks | None) -> Iterator[AgentBlocks]:
+        """Yield caches of the tenant's other agents that begin like the prompt, if the request can
+        share their blocks."""
+        if own is not None or not any(self._shared_layers):
+            return
+        prefixes = self._prefixes
+        for key in self._idle.alike(request.tenant, request.prompt):
+            if prefixes is None or not prefixes.has_salt(key.agent_id, key.tenant):
+                yield from filter(None, [self._idle.get(key)])
 
     def _is_longer_stored(self, request: Request, restore: Restore | None) -> bool:
         prefix = None if self._prefixes is None else self._prefixes.find(request)

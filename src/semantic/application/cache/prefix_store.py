@@ -117,6 +117,10 @@ class PrefixStore:
         if salt:
             self._salts[tenant, new_agent_id] = salt
 
+    def has_salt(self, agent_id: str, tenant: str) -> bool:
+        """Return whether only the agent may use its blocks, as they come from an archive."""
+        return (tenant, agent_id) in self._salts
+
     def fork(self, manifest: Manifest, new_agent_id: str) -> None:
         """Save `manifest` under another agent's name; both agents share its blocks."""
         forked = replace(manifest, agent_id=new_agent_id, parent=manifest.agent_id, pinned=False)

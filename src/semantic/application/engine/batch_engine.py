@@ -10,7 +10,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from semantic.application.cache.agent_notes import match_report
-from semantic.application.cache.block_allocator import AgentCaches, BlockAllocator, IdleCaches
+from semantic.application.cache.block_allocator import AgentCaches, BlockAllocator
+from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.cache.prefix_store import PrefixStore
 from semantic.application.cache.read_ahead import ReadAhead
 from semantic.application.engine.memory_guard import MemoryGuard
