@@ -265,6 +265,33 @@ def test_a_fork_begins_with_the_conversation_and_goes_its_own_way(engine: semant
         kai.fork("kai-2")
 
 
+def test_a_conversation_goes_back_to_a_checkpoint_or_a_turn(engine: semantic.Engine) -> None:
+    agent = engine.agent("mara", system="Be brief.")
+    agent.chat("My name is Mara.")
+    first = agent.history()
+    assert agent.checkpoint("named").tokens == agent.info().summary.tokens
+    agent.chat("My name is Zoe.")
+    agent.chat("What is my name?")
+    turns = agent.checkpoints().turns
+    assert len(turns) == 3
+    early = agent.fork("mara-early", turn=1)
+    assert early.history() == first
+    assert early.info().summary.tokens == turns[0].tokens
+    assert early.chat("What is my name?").text == "Your name is Mara."
+    also = agent.fork("mara-also", checkpoint="named")
+    found = agent.diff(also)
+    assert (found.common_tokens, found.got) == (turns[0].tokens, None)
+    agent.restore("named")
+    assert agent.history() == first
+    answer = agent.chat("What is my name?")
+    assert answer.text == "Your name is Mara."
+    assert answer.cached_tokens >= turns[0].tokens - 1
+    with pytest.raises(AgentNotFoundError, match="has no checkpoint 'other'; it has 'named'"):
+        agent.restore("other")
+    agent.delete_checkpoint("named")
+    assert agent.checkpoints().saved == ()
+
+
 def test_why_names_what_changed(engine: semantic.Engine) -> None:
     agent = engine.agent("asked")
     assert agent.cached_tokens == 0

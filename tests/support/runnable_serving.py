@@ -15,6 +15,9 @@ from semantic.ports.agents import (
     AgentPage,
     AgentsPort,
     AgentSummary,
+    Branch,
+    Checkpoints,
+    Comparison,
     RunningRequest,
     Tenant,
     TenantId,
@@ -57,9 +60,41 @@ class NoAgents:
         """See `AgentsPort.show`."""
         raise _not_found(agent_id, tenant)
 
-    async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
+    async def fork(
+        self, branch: Branch, new_ids: Sequence[str], tenant: str
+    ) -> Sequence[AgentSummary]:
         """See `AgentsPort.fork`."""
-        del new_id
+        del new_ids
+        raise _not_found(branch.agent_id, tenant)
+
+    async def checkpoint(
+        self, branch: Branch, name: str, tenant: str, *, pinned: bool
+    ) -> AgentSummary:
+        """See `AgentsPort.checkpoint`."""
+        del name, pinned
+        raise _not_found(branch.agent_id, tenant)
+
+    async def checkpoints(self, agent_id: str, tenant: Tenant) -> Checkpoints:
+        """See `AgentsPort.checkpoints`."""
+        raise _not_found(agent_id, tenant)
+
+    async def delete_checkpoint(self, agent_id: str, name: str, tenant: Tenant) -> None:
+        """See `AgentsPort.delete_checkpoint`."""
+        del name
+        raise _not_found(agent_id, tenant)
+
+    async def restore(self, agent_id: str, name: str, tenant: str) -> AgentSummary:
+        """See `AgentsPort.restore`."""
+        del name
+        raise _not_found(agent_id, tenant)
+
+    async def family(self, agent_id: str, tenant: Tenant) -> Sequence[tuple[AgentSummary, int]]:
+        """See `AgentsPort.family`."""
+        raise _not_found(agent_id, tenant)
+
+    async def compare(self, agent_id: str, other_id: str, tenant: str) -> Comparison:
+        """See `AgentsPort.compare`."""
+        del other_id
         raise _not_found(agent_id, tenant)
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
@@ -67,8 +102,9 @@ class NoAgents:
         del pinned
         raise _not_found(agent_id, tenant)
 
-    async def forget(self, agent_id: str, tenant: Tenant) -> None:
+    async def forget(self, agent_id: str, tenant: Tenant, *, family: bool = False) -> Sequence[str]:
         """See `AgentsPort.forget`."""
+        del family
         raise _not_found(agent_id, tenant)
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:

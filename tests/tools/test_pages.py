@@ -117,5 +117,5 @@ def test_the_reference_has_every_route_and_its_fields() -> None:
     text = references.http(schema)
     for path in schema["paths"]:
         assert f" {path}\n" in text
-    assert "| `new_id` | string, required |" in text
+    assert "| `checkpoint` | string, required |" in text
     assert "| 421 | " in references.statuses(schema)

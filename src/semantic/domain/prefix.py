@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from semantic.domain.block_hash import TOKEN_BYTES, BlockLink, pack_tokens
 from semantic.domain.entities import AgentBlocks
-from semantic.domain.stored import Manifest
+from semantic.domain.stored import Manifest, TurnEnd
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, ModelCacheSpec
 
 _MAX_GENERATION_PROMPT = 16
@@ -46,6 +46,12 @@ def continues(newer: Manifest, older: Manifest) -> bool:
     """Return whether the turn `newer` of an agent repeats the prompt of the turn `older`."""
     stop = _repeated(older)
     return newer.token_ids[:stop] == older.token_ids[:stop]
+
+
+def turns_before(tokens: Sequence[int], before: Manifest) -> tuple[TurnEnd, ...]:
+    """Return the turns of `before` that the history `tokens` of a later turn contains."""
+    common = min(common_prefix(before.token_ids, tokens), len(tokens) - 1)
+    return tuple(one for one in before.turn_ends if one.tokens <= common)
 
 
 def _repeated(turn: Manifest) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isnan
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from semantic.domain.block_hash import BlockKey, BlockLink, Part, Scope
 from semantic.domain.match import MatchReport
@@ -141,6 +141,13 @@ def packed_name(name: str) -> bytes:
     return name.encode("utf-8", "surrogatepass")
 
 
+class TurnEnd(NamedTuple):
+    """The number of tokens in a turn's prompt, and in the history after its answer."""
+
+    prompt_tokens: int
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """An agent at the end of its last turn. `scope` and `token_ids` determine its blocks."""
@@ -157,6 +164,12 @@ class Manifest:
     model: str = ""  # only for display
     saved_at: float = 0.0  # Unix time in seconds; only for display
     match: MatchReport | None = None
+    earlier: tuple[TurnEnd, ...] = ()  # earlier turns that are a part of the history
+
+    @property
+    def turn_ends(self) -> tuple[TurnEnd, ...]:
+        """All turns that are a part of the history, oldest first."""
+        return (*self.earlier, TurnEnd(self.prompt_tokens, len(self.token_ids)))
 
     @property
     def place(self) -> Place:

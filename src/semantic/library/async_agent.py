@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Unpack, overload
 
-from semantic.application.agents.directory import require_id
+from semantic.application.agents.branches import require_name
 from semantic.application.cache.agent_notes import explain
 from semantic.application.chat.answer_reader import AnswerMessage
 from semantic.application.chat.transcript import transcript_of
@@ -40,7 +40,7 @@ from semantic.library.chat_options import (
     check_options,
     conversation,
 )
-from semantic.ports.agents import AgentDetail
+from semantic.ports.agents import AgentDetail, AgentSummary, Branch, Checkpoints, Comparison
 
 _PIECE_BYTES: Final = 1 << 20
 
@@ -93,7 +93,7 @@ class AsyncAgent:
     ) -> None:
         """`serving` returns the loaded model, and raises BackendError once the engine is closed.
         `fork` adds the new agent to `agents`. Raises InvalidRequestError for an invalid `name`."""
-        require_id(name)
+        require_name(name)
         self.name = name
         self._loaded = serving
         self._agents = agents
@@ -172,11 +172,35 @@ class AsyncAgent:
             texts = dict(zip(tokens, await self._serving.token_texts(tokens), strict=True))
         return "\n".join(explain(self.name, match, texts.get))
 
-    async def fork(self, name: str) -> AsyncAgent:
-        await self._serving.agents.fork(self.name, name, LOCAL_TENANT)
+    async def fork(
+        self, name: str, *, checkpoint: str | None = None, turn: int | None = None
+    ) -> AsyncAgent:
+        branch = Branch(self.name, checkpoint, turn)
+        await self._serving.agents.fork(branch, [name], LOCAL_TENANT)
         forked = self._agents[name] = AsyncAgent(name, self._loaded, self._agents)
-        forked._system, forked._messages = self._system, self._messages
+        if checkpoint is None and turn is None:
+            forked._system, forked._messages = self._system, self._messages
         return forked
+
+    async def checkpoint(
+        self, name: str, *, turn: int | None = None, pinned: bool = False
+    ) -> AgentSummary:
+        branch = Branch(self.name, turn=turn)
+        return await self._serving.agents.checkpoint(branch, name, LOCAL_TENANT, pinned=pinned)
+
+    async def checkpoints(self) -> Checkpoints:
+        return await self._serving.agents.checkpoints(self.name, LOCAL_TENANT)
+
+    async def delete_checkpoint(self, name: str) -> None:
+        await self._serving.agents.delete_checkpoint(self.name, name, LOCAL_TENANT)
+
+    async def restore(self, checkpoint: str) -> None:
+        await self._require_idle()
+        await self._serving.agents.restore(self.name, checkpoint, LOCAL_TENANT)
+        self._system = self._messages = None
+
+    async def diff(self, other: AsyncAgent) -> Comparison:
+        return await self._serving.agents.compare(self.name, other.name, LOCAL_TENANT)
 
     async def pin(self, *, pinned: bool = True) -> None:
         await self._serving.agents.pin(self.name, LOCAL_TENANT, pinned=pinned)

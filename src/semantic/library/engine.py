@@ -19,7 +19,7 @@ from semantic.library.answers import Answer, AsyncAnswerStream
 from semantic.library.async_agent import AsyncAgent
 from semantic.library.async_engine import AsyncEngine
 from semantic.library.chat_options import ChatOptions, Messages, Request
-from semantic.ports.agents import AgentDetail, AgentSummary
+from semantic.ports.agents import AgentDetail, AgentSummary, Checkpoints, Comparison
 from semantic.ports.serving import ServedModel
 
 T = TypeVar("T")
@@ -250,10 +250,37 @@ class Agent:
         Raises AgentNotFoundError for an agent without a turn."""
         return self._loop.run(self._agent.why())
 
-    def fork(self, name: str) -> Agent:
-        """Return a new agent with this agent's conversation and cache. Raises InvalidRequestError
-        if the name is taken, or before the first turn."""
-        return Agent(self._loop.run(self._agent.fork(name)), self._loop)
+    def fork(self, name: str, *, checkpoint: str | None = None, turn: int | None = None) -> Agent:
+        """Return a new agent with this agent's conversation and cache, or those at a checkpoint or
+        an earlier turn, counted from 1. Raises InvalidRequestError if the name is taken, or before
+        the first turn, and AgentNotFoundError for an unknown checkpoint."""
+        forked = self._agent.fork(name, checkpoint=checkpoint, turn=turn)
+        return Agent(self._loop.run(forked), self._loop)
+
+    def checkpoint(
+        self, name: str, *, turn: int | None = None, pinned: bool = False
+    ) -> AgentSummary:
+        """Save the conversation under a name, as it is or as of an earlier turn; copies nothing.
+        Returns once it is on disk. Raises InvalidRequestError if the agent has one of that name."""
+        return self._loop.run(self._agent.checkpoint(name, turn=turn, pinned=pinned))
+
+    def checkpoints(self) -> Checkpoints:
+        """Return the agent's checkpoints, and the lengths of the turns in its history."""
+        return self._loop.run(self._agent.checkpoints())
+
+    def delete_checkpoint(self, name: str) -> None:
+        """Delete a checkpoint. Raises AgentNotFoundError for an unknown name."""
+        self._loop.run(self._agent.delete_checkpoint(name))
+
+    def restore(self, checkpoint: str) -> None:
+        """Continue from a checkpoint, without the later conversation. Raises InvalidRequestError
+        while the agent answers, and AgentNotFoundError for an unknown name."""
+        self._loop.run(self._agent.restore(checkpoint))
+
+    def diff(self, other: Agent) -> Comparison:
+        """Return where and why the history of `other` leaves that of this agent. Raises
+        AgentNotFoundError for an agent without a turn."""
+        return self._loop.run(self._agent.diff(other._agent))
 
     def pin(self, *, pinned: bool = True) -> None:
         """Exempt the agent's blocks from eviction. `pinned=False` allows their eviction again.

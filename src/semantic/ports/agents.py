@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
 from semantic.domain.match import MatchReport
-from semantic.domain.stored import Manifest
+from semantic.domain.request_parts import Difference
+from semantic.domain.stored import Manifest, TurnEnd
 
 Check = Callable[[], None]
 """Called before each part of the work. An exception ends the work."""
@@ -131,6 +132,44 @@ class AgentDetail:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """The moment of an agent's history at which a branch begins: a checkpoint, or else the end of a
+    turn, counted from 1. Without both, it is the end of the last turn."""
+
+    agent_id: str
+    checkpoint: str | None = None
+    turn: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """An agent's checkpoints, oldest first, with their own names as ids, and the turns in the
+    agent's history: none without the agent itself."""
+
+    saved: tuple[AgentSummary, ...]
+    turns: tuple[TurnEnd, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How the history of the agent `other` differs from that of `agent`."""
+
+    agent: str
+    other: str
+    tokens: int
+    other_tokens: int
+    common_tokens: int
+    """The number of tokens that both histories begin with."""
+    shared_blocks: int
+    """The number of whole blocks that both agents use."""
+    expected: int | None
+    """The next token of `agent`, and in `got` that of `other`. None at the end of a history."""
+    got: int | None
+    part: Difference | None = None
+    """The first part of the prompts that differs, if the agents' notes tell."""
+
+
+@dataclass(frozen=True, slots=True)
 class AgentFilter:
     """Selects agents by the fields that are not None."""
 
@@ -216,16 +255,43 @@ class AgentsPort(Protocol):
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
         """Return an agent's details."""
 
-    async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
-        """Create an agent that shares the cache of `agent_id`. Raises InvalidRequestError if
-        `new_id` exists, or before the first turn of `agent_id` has ended."""
+    async def fork(
+        self, branch: Branch, new_ids: Sequence[str], tenant: str
+    ) -> Sequence[AgentSummary]:
+        """Create agents that share the cache of an agent, and read it into memory. Creates none if
+        one of `new_ids` exists, or before the agent's first turn has ended, and raises
+        InvalidRequestError."""
+
+    async def checkpoint(
+        self, branch: Branch, name: str, tenant: str, *, pinned: bool
+    ) -> AgentSummary:
+        """Save a part of an agent's history as the checkpoint `name`, and return once the
+        checkpoint is durable. Raises InvalidRequestError for an invalid or known name."""
+
+    async def checkpoints(self, agent_id: str, tenant: Tenant) -> Checkpoints:
+        """Return the checkpoints of an agent."""
+
+    async def delete_checkpoint(self, agent_id: str, name: str, tenant: Tenant) -> None:
+        """Delete a checkpoint. Its agent need not exist."""
+
+    async def restore(self, agent_id: str, name: str, tenant: str) -> AgentSummary:
+        """Replace the agent's history by that of its checkpoint `name`. Raises InvalidRequestError
+        while the agent has a request."""
+
+    async def family(self, agent_id: str, tenant: Tenant) -> Sequence[tuple[AgentSummary, int]]:
+        """Return an agent and its descendants, each after its parent, with the distance from the
+        agent."""
+
+    async def compare(self, agent_id: str, other_id: str, tenant: str) -> Comparison:
+        """Compare the histories of two agents."""
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
         """Exempt the agent's blocks from eviction, or undo this. Raises InvalidRequestError before
         the agent's first save, and PinLimitError if the tenant has pinned too much."""
 
-    async def forget(self, agent_id: str, tenant: Tenant) -> None:
-        """Delete the agent. Raises InvalidRequestError while the agent has a request."""
+    async def forget(self, agent_id: str, tenant: Tenant, *, family: bool = False) -> Sequence[str]:
+        """Delete the agent with its checkpoints, and with `family` its descendants. Returns the
+        names of the deleted agents. Raises InvalidRequestError while one of them has a request."""
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
         """Return an archive of the agent as of its last saved turn. Raises OverloadedError if too

@@ -56,7 +56,9 @@ from semantic_server.http.openai.responses.writer import error_event
 from semantic_server.http.request_body import parse_offloaded, read_body
 from semantic_server.http.settings import ServerSettings
 
-_AGENT_PATH: Final = re.compile(r"/v1/agents/(.+?)(?:/(?:why|fork|pin))?")
+_AGENT_PATH: Final = re.compile(
+    r"/v1/agents/(.+?)(?:/(?:why|fork|pin|checkpoints|restore|family|diff))?"
+)
 _LISTS: Final = ("messages", "input", "prompt")
 """Fields that contain the beginning of a conversation."""
 _FIXED: Final = ("system", "instructions")

@@ -1,4 +1,4 @@
-"""/v1/agents: list, show, fork, pin, delete, export and import agents."""
+"""/v1/agents: list, show, pin, delete, export and import agents."""
 
 from __future__ import annotations
 
@@ -42,28 +42,21 @@ from semantic_server.http.identity import is_operator, require_operator, tenant_
 from semantic_server.http.request_body import read_as
 
 
-def _model_parameter(
+def model_parameter(
     model: Annotated[
         str | None, Query(description="Model of the agents; by default the first.")
     ] = None,
 ) -> None:
+    """Document the parameter, which `agents_of` reads."""
     del model
 
 
-router = APIRouter(prefix="/v1/agents", tags=["Agents"], dependencies=[Depends(_model_parameter)])
+router = APIRouter(prefix="/v1/agents", tags=["Agents"], dependencies=[Depends(model_parameter)])
 
 AgentId = Annotated[str, Path(description="The agent's name, percent-encoded.")]
 TenantParameter = Annotated[
     str | None, Query(description="With an operator's key: id of the agent's tenant.")
 ]
-
-
-class Fork(BaseModel):
-    """The name of a new agent that starts with the full state of another one."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    new_id: str
 
 
 class Pin(BaseModel):
@@ -179,20 +172,21 @@ class Agents(BaseModel):
     has_more: Annotated[bool, Field(description="True if more agents follow.")]
 
 
-_FORK: Final = TypeAdapter(Fork)
 _PIN: Final = TypeAdapter(Pin)
 
 
-def _takes(model: type[BaseModel]) -> dict[str, object]:
+def takes(model: type[BaseModel]) -> dict[str, object]:
+    """Return a route's OpenAPI fields for a body of `model`."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
 
-def _gives(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
+def gives(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
+    """Return a route's OpenAPI responses for a reply of `model`."""
     return {200: {"model": model}}
 
 
-@router.get("", responses=_gives(Agents))
+@router.get("", responses=gives(Agents))
 async def list_agents(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number of saved agents.")] = 20,
@@ -213,9 +207,9 @@ async def list_agents(
     if tenant is None and after is None and is_operator(request):
         pages, is_of_all = await _first_of_all(agents, limit, only), True
     else:
-        owner = _owner(request, tenant)
+        owner = owner_of(request, tenant)
         pages, is_of_all = [(owner, await agents.page(owner, limit, after, only))], False
-    data = [_summary(one, of) for of, page in pages for one in page.agents]
+    data = [summary(one, of) for of, page in pages for one in page.agents]
     first = None if is_of_all or not data else data[0]["id"]
     last = None if is_of_all else pages[0][1].last or (data[-1]["id"] if data else None)
     found = {"first_id": first, "last_id": last, "has_more": any(one.has_more for _, one in pages)}
@@ -243,7 +237,7 @@ _TAKES_BYTES: Final[dict[str, object]] = {
 _GIVES_TAR: Final[dict[int | str, dict[str, object]]] = {200: {"content": {_TAR: _BINARY}}}
 
 
-@router.post("/import", openapi_extra=_TAKES_BYTES, responses=_gives(Agent))
+@router.post("/import", openapi_extra=_TAKES_BYTES, responses=gives(Agent))
 async def import_agent(
     request: Request,
     name: Annotated[str | None, Query(description="Name of the agent; by default its own.")] = None,
@@ -257,7 +251,7 @@ async def import_agent(
     """
     owner = _owner_of_archive(request, tenant)
     agent = await agents_of_named(request).import_(_uploaded(request), owner, name)
-    return JSONResponse(_summary(agent, owner))
+    return JSONResponse(summary(agent, owner))
 
 
 # Register longer paths first: `{agent_id:path}` matches slashes too.
@@ -276,7 +270,7 @@ async def export_agent(
     return _Download(archive)
 
 
-@router.get("/{agent_id:path}/why", responses=_gives(Why))
+@router.get("/{agent_id:path}/why", responses=gives(Why))
 async def why(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
     """Return how much of the agent's last prompt the cache supplied, and why not more. Refuses
     operators, because the reply contains texts of the prompt."""
@@ -291,48 +285,47 @@ async def why(request: Request, agent_id: AgentId, tenant: TenantParameter = Non
     return JSONResponse(found.model_dump(mode="json"))
 
 
-@router.post("/{agent_id:path}/fork", openapi_extra=_takes(Fork), responses=_gives(Agent))
-async def fork(request: Request, agent_id: AgentId) -> Response:
-    """Create an agent that starts with this one's state after its last turn; copies nothing."""
-    _check_action(request, b"/fork")
-    body = await read_as(_FORK, request)
-    forked = await agents_of(request).fork(agent_id, body.new_id, tenant_of(request))
-    return JSONResponse(_summary(forked))
-
-
-@router.post("/{agent_id:path}/pin", openapi_extra=_takes(Pin), responses=_gives(Agent))
+@router.post("/{agent_id:path}/pin", openapi_extra=takes(Pin), responses=gives(Agent))
 async def pin(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
     """Exempt the agent's blocks from eviction, or allow their eviction again."""
-    _check_action(request, b"/pin")
+    check_action(request, b"/pin")
     body = await read_as(_PIN, request)
-    owner = _owner(request, tenant)
+    owner = owner_of(request, tenant)
     pinned = await agents_of(request).pin(agent_id, owner, pinned=body.pinned)
-    return JSONResponse(_summary(pinned, owner))
+    return JSONResponse(summary(pinned, owner))
 
 
-@router.get("/{agent_id:path}", responses=_gives(ShownAgent))
+@router.get("/{agent_id:path}", responses=gives(ShownAgent))
 async def show(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
     """Return the agent with its blocks in order."""
-    owner = _owner(request, tenant)
+    owner = owner_of(request, tenant)
     detail = await agents_of(request).show(agent_id, owner)
     blocks = [asdict(block) for block in detail.blocks]
-    return JSONResponse({**_summary(detail.summary, owner), "chain": blocks})
+    return JSONResponse({**summary(detail.summary, owner), "chain": blocks})
 
 
 @router.delete("/{agent_id:path}")
-async def forget(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
-    """Delete the agent. The server evicts its blocks when it needs space."""
-    await agents_of(request).forget(agent_id, _owner(request, tenant))
-    return JSONResponse({"object": "agent.deleted", "id": agent_id, "deleted": True})
+async def forget(
+    request: Request,
+    agent_id: AgentId,
+    tenant: TenantParameter = None,
+    family: Annotated[bool, Query(description="Delete its descendants too.")] = False,
+) -> Response:
+    """Delete the agent and its checkpoints. The server evicts their blocks when it needs space."""
+    owner = owner_of(request, tenant)
+    gone = await agents_of(request).forget(agent_id, owner, family=family)
+    descendants = {"descendants": list(gone[1:])} if family else {}
+    return JSONResponse({"object": "agent.deleted", "id": agent_id, "deleted": True, **descendants})
 
 
-def _check_action(request: Request, action: bytes) -> None:
+def check_action(request: Request, action: bytes) -> None:
     """Raise InvalidRequestError if the slash before `action` is percent-encoded."""
     if not request.scope["raw_path"].endswith(action):
-        raise InvalidRequestError("expected an unencoded /fork or /pin after the agent's name")
+        raise InvalidRequestError(f"expected an unencoded {action.decode()} after the agent's name")
 
 
-def _owner(request: Request, given: str | None) -> Tenant:
+def owner_of(request: Request, given: str | None) -> Tenant:
+    """Return the tenant of the request, or the tenant `given` by an operator."""
     if given is not None:
         require_operator(request, "tenant")
         return TenantId(given)
@@ -344,7 +337,7 @@ def _owner(request: Request, given: str | None) -> Tenant:
 def _owner_of_archive(request: Request, given: str | None) -> Tenant:
     if settings_of(request).api_keys:
         require_operator(request, "exports and imports")
-    return _owner(request, given)
+    return owner_of(request, given)
 
 
 async def _uploaded(request: Request) -> AsyncIterator[bytes]:
@@ -375,7 +368,8 @@ class _Download(StreamingResponse):
             self._archive.close()
 
 
-def _summary(agent: AgentSummary, tenant: Tenant = "") -> Mapping[str, object]:
+def summary(agent: AgentSummary, tenant: Tenant = "") -> Mapping[str, object]:
+    """Return an agent's fields on the wire."""
     return {
         "object": "agent",
         "id": agent.id,
@@ -428,12 +422,13 @@ async def _match(match: MatchReport, serving: ServingPort) -> Match:
         source=match.source,
         differs_at=match.differs_at,
         expected=match.expected,
-        expected_text=await _text(match.expected, serving),
+        expected_text=await text_of(match.expected, serving),
         got=match.got,
-        got_text=await _text(match.got, serving),
+        got_text=await text_of(match.got, serving),
         lost=lost_tokens(match),
     )
 
 
-async def _text(token: int | None, serving: ServingPort) -> str | None:
+async def text_of(token: int | None, serving: ServingPort) -> str | None:
+    """Return a token's text; None without a token."""
     return None if token is None else (await serving.token_texts([token]))[0]

@@ -24,7 +24,16 @@ from starlette.middleware import Middleware
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.ports.serving import ServingPort
 from semantic.ports.store import ResponsesPort
-from semantic_server.http import agents, anthropic, health, models, ollama, openai, overview
+from semantic_server.http import (
+    agents,
+    anthropic,
+    checkpoints,
+    health,
+    models,
+    ollama,
+    openai,
+    overview,
+)
 from semantic_server.http.answer_records import Observer
 from semantic_server.http.context import ServerContext
 from semantic_server.http.errors import add_error_handlers
@@ -340,7 +349,7 @@ def large_bodies(settings: ServerSettings) -> LargeBodies:
 
 def _add_routes(app: FastAPI) -> None:
     for one in (
-        *(health.router, models.router, *openai.ROUTERS, agents.router),
+        *(health.router, models.router, *openai.ROUTERS, checkpoints.router, agents.router),
         *(overview.requests, overview.router, health.memory),
     ):
         app.include_router(one, responses=documented(OpenAIError))

@@ -16,7 +16,7 @@ from semantic.domain.errors import AgentNotFoundError, BackendError, InvalidRequ
 from semantic.domain.identity import Identity
 from semantic.domain.match import MatchEnd
 from semantic.domain.stored import Manifest, Place
-from semantic.ports.agents import AgentDetail, AgentFilter, AgentSummary
+from semantic.ports.agents import AgentDetail, AgentFilter, AgentSummary, Branch
 from tests.support.served_agents import AgentsWorld
 from tests.support.store_blocks import saved_agents
 from tests.unit.application.thread_world import Panic
@@ -168,7 +168,7 @@ def test_pages_have_the_agents_that_are_chosen(
     for number, name in enumerate(("sub/a", "sub/b", "c")):
         served.turn(name, 20, first=number)
     asyncio.run(served.agents.pin("sub/b", "", pinned=True))
-    asyncio.run(served.agents.fork("sub/a", "d", ""))
+    asyncio.run(served.agents.fork(Branch("sub/a"), ["d"], ""))
     for number in range(8):
         served.submit(f"x {number}", 600, tenant="other")
     served.submit("c", 30, first=2)
@@ -233,7 +233,7 @@ def test_an_agent_in_its_first_turn_is_there(served: AgentsWorld) -> None:
     assert detail.summary.last_used is None
     assert detail.summary.pool_bytes > 0
     for refused in (
-        served.agents.fork("ada", "bob", ""),
+        served.agents.fork(Branch("ada"), ["bob"], ""),
         served.agents.pin("ada", "", pinned=True),
         served.agents.forget("ada", ""),
     ):
@@ -249,7 +249,7 @@ def test_agents_are_a_tree(served: AgentsWorld) -> None:
     for one in (main, subs[1]):
         served.turn(one.name, 300, note=origin_of(one, None).note())
     served.submit(subs[0].name, 20, note=origin_of(subs[0], None).note())
-    asyncio.run(served.agents.fork(main.name, "copy", ""))
+    asyncio.run(served.agents.fork(Branch(main.name), ["copy"], ""))
     children = ("claude-code/s/a", "claude-code/s/b", "copy")
     found = {one.id: one for one in listed(served)}
     assert {name: one.children for name, one in found.items()} == {
@@ -286,7 +286,7 @@ def test_why_a_prompt_was_computed(served: AgentsWorld) -> None:
 
 def test_a_fork_begins_with_all_that_there_was(served: AgentsWorld) -> None:
     served.turn("ada", 600)
-    forked = asyncio.run(served.agents.fork("ada", "team/bob", ""))
+    (forked,) = asyncio.run(served.agents.fork(Branch("ada"), ["team/bob"], ""))
     assert (forked.id, forked.parent, forked.pinned) == ("team/bob", "ada", False)
     assert forked.tokens == shown(served, "ada").summary.tokens
     assert forked.shared_bytes == forked.n_bytes
@@ -303,7 +303,7 @@ def test_a_fork_needs_a_new_name(served: AgentsWorld, new: str) -> None:
     served.turn("bob", 20)
     served.submit("eve", 20)
     with pytest.raises(InvalidRequestError):
-        asyncio.run(served.agents.fork("ada", new, ""))
+        asyncio.run(served.agents.fork(Branch("ada"), [new], ""))
     assert sorted(names(served)) == ["ada", "bob", "eve"]
 
 
@@ -319,7 +319,8 @@ def test_only_turns_are_counted_as_turns(served: AgentsWorld) -> None:
     served.turn("ada", 600)
     for pinned in (True, False):
         asyncio.run(served.agents.pin("ada", "", pinned=pinned))
-    assert asyncio.run(served.agents.fork("ada", "bob", "")).turns == 0
+    (forked,) = asyncio.run(served.agents.fork(Branch("ada"), ["bob"], ""))
+    assert forked.turns == 0
     served.turn("ada", 700)
     served.turn("bob", 700)
     assert shown(served, "ada").summary.turns == 2
@@ -373,13 +374,13 @@ def test_a_tenant_sees_its_own_agents_only(served: AgentsWorld) -> None:
     for tenant in ("b", "", "c"):
         for refused in (
             served.agents.show("bob", tenant),
-            served.agents.fork("bob", "eve", tenant),
+            served.agents.fork(Branch("bob"), ["eve"], tenant),
             served.agents.pin("bob", tenant, pinned=True),
             served.agents.forget("bob", tenant),
         ):
             with pytest.raises(AgentNotFoundError):
                 asyncio.run(refused)
-    asyncio.run(served.agents.fork("ada", "bob", "b"))
+    asyncio.run(served.agents.fork(Branch("ada"), ["bob"], "b"))
     asyncio.run(served.agents.forget("ada", "b"))
     assert names(served, "b") == ["bob"]
     assert sorted(names(served, "a")) == ["ada", "bob"]

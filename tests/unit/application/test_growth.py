@@ -14,6 +14,7 @@ from semantic.application.agents.finder import AgentFinder
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.value_objects import CacheKey, ModelCacheSpec
+from semantic.ports.agents import Branch
 from tests.support.fake_backend import FULL
 from tests.support.served_agents import AgentsWorld
 from tests.support.steps import steps_of
@@ -101,7 +102,7 @@ CALLS: dict[str, Callable[[AgentsWorld], object]] = {
     "next page": lambda of: asyncio.run(of.agents.page("", 3, "agent 007")),
     "show": lambda of: asyncio.run(of.agents.show("agent 005", "")),
     "pin": lambda of: asyncio.run(of.agents.pin("agent 005", "", pinned=True)),
-    "fork": lambda of: asyncio.run(of.agents.fork("agent 005", "copy", "")),
+    "fork": lambda of: asyncio.run(of.agents.fork(Branch("agent 005"), ["copy"], "")),
     "forget": lambda of: asyncio.run(of.agents.forget("agent 005", "")),
     "figures": lambda of: of.agents.stores(),
 }

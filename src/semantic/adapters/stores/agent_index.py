@@ -60,6 +60,7 @@ class SavedAgent:
         texts = (bare.agent_id, bare.model, bare.parent or "", bare.note)
         n_bytes = ENTRY_BYTES + len(self.tokens) + LINK_BYTES * len(self.chain)
         n_bytes += TOKEN_BYTES * sum(len(link.tokens) for link in self.last)
+        n_bytes += 3 * TOKEN_BYTES * len(bare.earlier)
         return n_bytes + _CHARACTER_BYTES * sum(map(len, texts))
 
 

@@ -7,38 +7,51 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TypeAlias
 
+from semantic.application.agents.branches import (
+    as_of,
+    checkpoint,
+    checkpoints,
+    continued,
+    family,
+    find_checkpoint,
+    is_checkpoint,
+    names_of_checkpoints,
+    require_new,
+    shown_name,
+)
 from semantic.application.agents.footprint import (
     AgentFootprint,
-    ChainBlock,
     Chains,
+    agent_block,
     footprints,
+    place_of,
     walk,
 )
 from semantic.application.cache.agent_notes import parent_in, parent_of, session_and_client_in
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.request import Phase, Request
-from semantic.domain.block_hash import Part, Scope, tenant_id, tenant_tag
+from semantic.domain.block_hash import Scope, tenant_id, tenant_tag
 from semantic.domain.errors import (
     AgentNotFoundError,
     InvalidRequestError,
     PinLimitError,
     StoreError,
 )
-from semantic.domain.stored import Found, Manifest, StoreStats, Tier
+from semantic.domain.stored import Manifest, StoreStats
 from semantic.ports.agents import (
     EVERY_AGENT,
-    AgentBlock,
     AgentDetail,
     AgentFilter,
     AgentState,
     AgentSummary,
-    Place,
+    Branch,
+    Checkpoints,
     RequestState,
     RunningRequest,
     Tenant,
@@ -46,8 +59,6 @@ from semantic.ports.agents import (
 )
 from semantic.ports.store import StorePort
 
-MAX_ID_LENGTH = 256
-"""The maximum number of characters in an agent's name."""
 _LOOKED = 200
 """The maximum number of saved agents to read for a page."""
 
@@ -146,16 +157,32 @@ class AgentDirectory:
         found = next(owners, None)
         return found is not None and tenant in {None, found} and engine.cancel(uid)
 
-    def fork(self, engine: BlockPoolBatchEngine, agent_id: str, new_id: str, tenant: str) -> None:
-        require_id(new_id)
-        seen = self.activity(engine, tenant, (agent_id, new_id))
-        self._require(agent_id, tenant, seen)
-        if new_id in seen or engine.manifest(new_id, tenant=tenant) is not None:
-            raise InvalidRequestError(f"new_id: agent {new_id!r} already exists")
-        if _is_idle(agent_id, seen) or engine.manifest(agent_id, tenant=tenant) is not None:
-            engine.fork(agent_id, new_id, tenant=tenant)
-            return
-        raise InvalidRequestError(f"agent {agent_id!r} has not finished its first turn yet")
+    def fork(
+        self, engine: BlockPoolBatchEngine, branch: Branch, new_ids: Sequence[str], tenant: str
+    ) -> None:
+        """See `AgentsPort.fork`."""
+        require_new(new_ids)
+        agent_id = branch.agent_id
+        seen = self.activity(engine, tenant, (agent_id, *new_ids))
+        for new_id in new_ids:
+            if new_id in seen or self.is_saved(new_id, tenant):
+                raise InvalidRequestError(f"new_id: agent {new_id!r} already exists")
+        source = None
+        if branch.checkpoint is not None or branch.turn is not None:
+            source = self.history(branch, tenant)
+        elif not _is_idle(agent_id, seen) and not self.is_saved(agent_id, tenant):
+            self._require(agent_id, tenant, seen)
+            raise InvalidRequestError(f"agent {agent_id!r} has not finished its first turn yet")
+        for new_id in new_ids:
+            engine.fork(agent_id, new_id, tenant=tenant, history=source)
+        engine.expect(new_ids[0], 0, tenant=tenant)
+
+    def restore(self, engine: BlockPoolBatchEngine, agent_id: str, name: str, tenant: str) -> None:
+        """See `AgentsPort.restore`."""
+        saved = find_checkpoint(self._agents, self.scope(tenant), agent_id, name)
+        self._require_idle(agent_id, self.activity(engine, tenant, (agent_id,)))
+        before = self._agents.manifest(self.scope(tenant), agent_id)
+        engine.restore(continued(saved, agent_id, before), tenant=tenant)
 
     def pin(
         self, engine: BlockPoolBatchEngine, agent_id: str, tenant: Owner, *, pinned: bool
@@ -168,15 +195,30 @@ class AgentDirectory:
         if saved.pinned != pinned and not self._agents.save(replace(saved, pinned=pinned)):
             raise StoreError(f"cannot save agent {agent_id!r}: the store refused it")
 
-    def forget(self, engine: BlockPoolBatchEngine, agent_id: str, tenant: Owner) -> None:
-        seen = self.activity(engine, tenant, (agent_id,))
-        self._require(agent_id, tenant, seen)
+    def forget(
+        self, engine: BlockPoolBatchEngine, agent_id: str, tenant: Owner, *, with_family: bool
+    ) -> list[str]:
+        """See `AgentsPort.forget`."""
+        seen = self.activity(engine, tenant, None if with_family else (agent_id,))
+        scope, names = self.scope(tenant), [agent_id]
+        if with_family:
+            names = [name for name, _ in self._related(agent_id, tenant, seen)]
+        if not names_of_checkpoints(self._agents, scope, agent_id):
+            self._require(agent_id, tenant, seen)
+        for name in names:
+            self._require_idle(name, seen)
+        for name in names:
+            for one in names_of_checkpoints(self._agents, scope, name):
+                self._agents.remove(scope, one)
+            if isinstance(tenant, bytes):
+                self._agents.remove(scope, name)
+            else:
+                engine.forget(name, tenant=tenant)
+        return names
+
+    def _require_idle(self, agent_id: str, seen: Mapping[str, Activity]) -> None:
         if agent_id in seen and not _is_idle(agent_id, seen):
             raise InvalidRequestError(f"agent {agent_id!r} has a request: wait until it finishes")
-        if isinstance(tenant, bytes):
-            self._agents.remove(self.scope(tenant), agent_id)
-        else:
-            engine.forget(agent_id, tenant=tenant)
 
     def _require(self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]) -> None:
         if agent_id not in seen and not self.is_saved(agent_id, tenant):
@@ -204,11 +246,69 @@ class AgentDirectory:
             raise AgentNotFoundError(f"there is no saved agent {agent_id!r:.300}")
         return saved
 
+    def history(self, branch: Branch, tenant: Owner) -> Manifest:
+        """Return the history at which a branch begins. Raises AgentNotFoundError, and
+        InvalidRequestError for a turn that the history lacks."""
+        if branch.checkpoint is None:
+            return as_of(self.saved_agent(branch.agent_id, tenant), branch.turn)
+        name, scope = branch.checkpoint, self.scope(tenant)
+        saved = find_checkpoint(self._agents, scope, branch.agent_id, name)
+        return as_of(replace(saved, agent_id=branch.agent_id), branch.turn)
+
+    def checkpoint(
+        self, branch: Branch, name: str, tenant: str, now: float, *, pinned: bool
+    ) -> AgentSummary:
+        """See `AgentsPort.checkpoint`. Raises PinLimitError and StoreError."""
+        saved = checkpoint(self.history(branch, tenant), name, now)
+        if self.is_saved(saved.agent_id, tenant):
+            raise InvalidRequestError(
+                f"name: agent {branch.agent_id!r:.80} has a checkpoint {name!r} already"
+            )
+        if pinned:
+            self._require_pinnable(saved)
+        if not self._agents.save(replace(saved, pinned=pinned)):
+            raise StoreError(f"cannot save checkpoint {name!r:.80}: the store refused it")
+        self._store.flush()
+        return self._checkpoint(replace(saved, pinned=pinned))
+
+    def checkpoints(
+        self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
+    ) -> Checkpoints:
+        """See `AgentsPort.checkpoints`."""
+        scope = self.scope(tenant)
+        saved = checkpoints(self._agents, scope, agent_id)
+        agent = self._agents.manifest(scope, agent_id)
+        if not saved and agent is None and agent_id not in seen:
+            raise _unknown(agent_id)
+        turns = () if agent is None else agent.turn_ends
+        return Checkpoints(tuple(map(self._checkpoint, saved)), turns)
+
+    def delete_checkpoint(self, agent_id: str, name: str, tenant: Owner) -> None:
+        """See `AgentsPort.delete_checkpoint`."""
+        found = find_checkpoint(self._agents, self.scope(tenant), agent_id, name)
+        self._agents.remove(found.scope, found.agent_id)
+
+    def family(
+        self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
+    ) -> list[tuple[AgentSummary, int]]:
+        """See `AgentsPort.family`."""
+        found = self._related(agent_id, tenant, seen)
+        return [(self.show(name, tenant, seen).summary, depth) for name, depth in found]
+
+    def _related(
+        self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
+    ) -> Iterator[tuple[str, int]]:
+        return family(lambda name: self._children(name, tenant, seen), agent_id)
+
     def require_pinnable(self, agent_id: str, tenant: Owner) -> None:
         """Raise PinLimitError if the tenant's pins would exceed the tenant's part of the store."""
-        scope = self.scope(tenant)
-        saved, part = self._agents.manifest(scope, agent_id), self._agents.pinned(scope.tenant)
-        if saved is None or saved.pinned or part.max_bytes is None:
+        saved = self._agents.manifest(self.scope(tenant), agent_id)
+        if saved is not None:
+            self._require_pinnable(saved)
+
+    def _require_pinnable(self, saved: Manifest) -> None:
+        agent_id, part = shown_name(saved.agent_id), self._agents.pinned(saved.scope.tenant)
+        if saved.pinned or part.max_bytes is None:
             return
         (footprint,) = self._footprints([saved])
         if part.n_bytes + footprint.n_bytes > part.max_bytes:
@@ -246,7 +346,8 @@ class AgentDirectory:
         found = list[Manifest]()
         for one in islice(walked, max(limit, _LOOKED)):
             state = states.get(one.agent_id, idle).state
-            if only.accepts(one.agent_id, state, parent_of(one), pinned=one.pinned):
+            is_agent = not is_checkpoint(one.agent_id)
+            if is_agent and only.accepts(one.agent_id, state, parent_of(one), pinned=one.pinned):
                 if len(found) == limit:
                     return found, True, found[-1].agent_id
                 found.append(one)
@@ -288,7 +389,9 @@ class AgentDirectory:
             return AgentDetail(replace(summary, children=children), (), None)
         (footprint,) = self._footprints([manifest])
         activity = activity or Activity()
-        blocks = tuple(_block(footprint, block, activity) for block in footprint.chain)
+        blocks = tuple(
+            agent_block(footprint, block, activity.pool_tokens) for block in footprint.chain
+        )
         summary = self._summary(footprint, activity)
         return AgentDetail(replace(summary, children=children), blocks, manifest.match)
 
@@ -296,8 +399,13 @@ class AgentDirectory:
         self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
     ) -> tuple[str, ...]:
         saved = self._agents.child_agents(self.scope(tenant), agent_id)
+        saved = [name for name in saved if not is_checkpoint(name)]
         asking = (name for name, one in seen.items() if parent_in(one.note) == agent_id)
         return tuple(sorted({*saved, *asking}))
+
+    def _checkpoint(self, saved: Manifest) -> AgentSummary:
+        (footprint,) = self._footprints([saved])
+        return replace(self._summary(footprint, Activity()), id=shown_name(saved.agent_id))
 
     def _footprints(self, manifests: Sequence[Manifest]) -> list[AgentFootprint]:
         with self._lock:
@@ -314,9 +422,10 @@ class AgentDirectory:
     def _summary(self, footprint: AgentFootprint, activity: Activity) -> AgentSummary:
         manifest = footprint.manifest
         saved = replace(activity, tokens=len(manifest.token_ids), note=manifest.note)
+        in_pool = activity.pool_tokens
         return replace(
             self._unsaved(manifest.agent_id, saved),
-            blocks=Counter(_place(footprint, block, activity) for block in footprint.chain),
+            blocks=Counter(place_of(footprint, one, in_pool) for one in footprint.chain),
             n_bytes=footprint.n_bytes,
             shared_bytes=footprint.shared_bytes,
             pinned=manifest.pinned,
@@ -349,14 +458,6 @@ def _is_one(only: AgentFilter, one: AgentSummary) -> bool:
     return only.accepts(one.id, one.state, one.parent, pinned=one.pinned)
 
 
-def require_id(agent_id: str) -> None:
-    """Raise InvalidRequestError unless `agent_id` is a valid name."""
-    if not 1 <= len(agent_id) <= MAX_ID_LENGTH or not agent_id.isprintable():
-        raise InvalidRequestError(
-            f"agent name must have 1 to {MAX_ID_LENGTH} printable characters, got {agent_id!r:.80}"
-        )
-
-
 def _unknown(agent_id: str) -> AgentNotFoundError:
     return AgentNotFoundError(f"there is no agent {agent_id!r:.300}")
 
@@ -372,40 +473,3 @@ def _state(request: Request) -> RequestState:
     if request.phase is Phase.LOAD:
         return "prefill"
     return _STATES.get(request.phase, "queued")
-
-
-_PLACES: Mapping[Tier, Place] = {
-    Tier.MEMORY: "memory",
-    Tier.QUEUE: "memory",
-    Tier.DISK: "disk",
-    Tier.UPLOADS: "memory",
-    Tier.REMOTE: "remote",
-}
-
-
-def _place(footprint: AgentFootprint, block: ChainBlock, activity: Activity) -> Place:
-    if block.stop <= activity.pool_tokens:
-        return "pool"
-    found = _found(footprint, block)
-    return "missing" if found is None else _PLACES[found.tier]
-
-
-_RESUMED_FROM = (Part.WINDOW, Part.CHECKPOINT)
-
-
-def _found(footprint: AgentFootprint, block: ChainBlock) -> Found | None:
-    bodies = (footprint.found.get(block.key(part)) for part in Part)
-    return next((one for one in bodies if one is not None), None)
-
-
-def _block(footprint: AgentFootprint, block: ChainBlock, activity: Activity) -> AgentBlock:
-    parts = footprint.parts(block)
-    return AgentBlock(
-        block.start,
-        block.stop,
-        block.hash.hex(),
-        _place(footprint, block, activity),
-        sum(parts.values()),
-        any(block.key(part) in footprint.shared for part in Part),
-        not parts.keys().isdisjoint(_RESUMED_FROM),
-    )

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.fair_share import FairLru
-from semantic.domain.stored import Found, Manifest, Place
+from semantic.domain.stored import Found, Manifest, Place, Tier
+from semantic.ports.agents import AgentBlock
+from semantic.ports.agents import Place as BlockPlace
 from semantic.ports.store import AgentIndexPort, StorePort
 
 _MAX_BLOCKS = 1 << 17
@@ -122,3 +124,42 @@ def newest_first(agents: AgentIndexPort) -> Iterator[Manifest]:
     """Return the manifests of all scopes, newest first."""
     of_scopes = [walk(agents, scope) for scope in agents.scopes()]
     return heapq.merge(*of_scopes, key=lambda one: one.place, reverse=True)
+
+
+_PLACES: Mapping[Tier, BlockPlace] = {
+    Tier.MEMORY: "memory",
+    Tier.QUEUE: "memory",
+    Tier.DISK: "disk",
+    Tier.UPLOADS: "memory",
+    Tier.REMOTE: "remote",
+}
+
+
+def place_of(footprint: AgentFootprint, block: ChainBlock, pool_tokens: int) -> BlockPlace:
+    """Return the fastest place of a block. The pool has the agent's first `pool_tokens`."""
+    if block.stop <= pool_tokens:
+        return "pool"
+    found = _found(footprint, block)
+    return "missing" if found is None else _PLACES[found.tier]
+
+
+_RESUMED_FROM = (Part.WINDOW, Part.CHECKPOINT)
+
+
+def _found(footprint: AgentFootprint, block: ChainBlock) -> Found | None:
+    bodies = (footprint.found.get(block.key(part)) for part in Part)
+    return next((one for one in bodies if one is not None), None)
+
+
+def agent_block(footprint: AgentFootprint, block: ChainBlock, pool_tokens: int) -> AgentBlock:
+    """Return a block as callers see it."""
+    parts = footprint.parts(block)
+    return AgentBlock(
+        block.start,
+        block.stop,
+        block.hash.hex(),
+        place_of(footprint, block, pool_tokens),
+        sum(parts.values()),
+        any(block.key(part) in footprint.shared for part in Part),
+        not parts.keys().isdisjoint(_RESUMED_FROM),
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -22,7 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from semantic.application.agents.directory import Activity, AgentDirectory, Owner, require_id
+from semantic.application.agents.branches import compare, require_name
+from semantic.application.agents.directory import Activity, AgentDirectory, Owner
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.fair_threads import FairThreads, guarded
@@ -41,6 +43,9 @@ from semantic.ports.agents import (
     AgentFilter,
     AgentPage,
     AgentSummary,
+    Branch,
+    Checkpoints,
+    Comparison,
     ExchangePort,
     IncomingArchive,
     OutgoingArchive,
@@ -153,7 +158,7 @@ class AgentTransfers:
             incoming.close()
 
     def _require_free(self, name: str, owner: str) -> None:
-        require_id(name)
+        require_name(name)
         directory = self._directory
         seen = self._thread.call(lambda engine: directory.activity(engine, owner, (name,))).result()
         if name in seen or directory.is_saved(name, owner):
@@ -272,9 +277,45 @@ class ServedAgents:
         """Return the manifest of a saved agent's last turn, or raise AgentNotFoundError."""
         return await self._work(tenant, lambda: self._directory.saved_agent(agent_id, tenant))
 
-    async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
-        await self._call(lambda engine: self._directory.fork(engine, agent_id, new_id, tenant))
-        return (await self.show(new_id, tenant)).summary
+    async def fork(
+        self, branch: Branch, new_ids: Sequence[str], tenant: str
+    ) -> Sequence[AgentSummary]:
+        await self._call(lambda engine: self._directory.fork(engine, branch, new_ids, tenant))
+        return [(await self.show(one, tenant)).summary for one in new_ids]
+
+    async def checkpoint(
+        self, branch: Branch, name: str, tenant: str, *, pinned: bool
+    ) -> AgentSummary:
+        save = partial(self._directory.checkpoint, branch, name, tenant, time.time(), pinned=pinned)
+        return await self._work(tenant, save, is_short=False)
+
+    async def checkpoints(self, agent_id: str, tenant: Tenant) -> Checkpoints:
+        owner = await self._owner(tenant)
+        seen = await self._activity(owner, [agent_id])
+        return await self._work(
+            tenant, lambda: self._directory.checkpoints(agent_id, owner, seen), is_short=False
+        )
+
+    async def delete_checkpoint(self, agent_id: str, name: str, tenant: Tenant) -> None:
+        owner = await self._owner(tenant)
+        await self._work(tenant, lambda: self._directory.delete_checkpoint(agent_id, name, owner))
+
+    async def restore(self, agent_id: str, name: str, tenant: str) -> AgentSummary:
+        await self._call(lambda engine: self._directory.restore(engine, agent_id, name, tenant))
+        self._finder.forget(agent_id, tenant)
+        self._finder.restore([await self.saved(agent_id, tenant)])
+        return (await self.show(agent_id, tenant)).summary
+
+    async def family(self, agent_id: str, tenant: Tenant) -> Sequence[tuple[AgentSummary, int]]:
+        owner = await self._owner(tenant)
+        seen = await self._activity(owner)
+        return await self._work(
+            tenant, lambda: self._directory.family(agent_id, owner, seen), is_short=False
+        )
+
+    async def compare(self, agent_id: str, other_id: str, tenant: str) -> Comparison:
+        one, other = await self.saved(agent_id, tenant), await self.saved(other_id, tenant)
+        return await self._work(tenant, lambda: compare(one, other), is_short=False)
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
         directory = self._directory
@@ -288,13 +329,15 @@ class ServedAgents:
         )
         return (await self.show(agent_id, tenant)).summary
 
-    async def forget(self, agent_id: str, tenant: Tenant) -> None:
-        def forget(engine: BlockPoolBatchEngine) -> Owner:
-            owner = self._directory.owner(engine, tenant)
-            self._directory.forget(engine, agent_id, owner)
-            return owner
-
-        self._finder.forget(agent_id, await self._call(forget))
+    async def forget(self, agent_id: str, tenant: Tenant, *, family: bool = False) -> Sequence[str]:
+        owner = await self._owner(tenant)
+        forget = partial(
+            self._directory.forget, agent_id=agent_id, tenant=owner, with_family=family
+        )
+        names = await self._call(forget)
+        for name in names:
+            self._finder.forget(name, owner)
+        return names
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
         return await self._transfers.export(agent_id, await self._owner(tenant))

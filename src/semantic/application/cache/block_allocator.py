@@ -322,17 +322,25 @@ class AgentCaches:
         saved = self._prefixes is not None and self._prefixes.forget(agent_id, tenant)
         return saved or dropped
 
-    def fork(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
-        """Share the cache of `agent_id` with a new agent. Raises InvalidRequestError if `agent_id`
-        is unknown or `new_agent_id` exists."""
+    def fork(self, agent_id: str, new_agent_id: str, tenant: str, history: Manifest | None) -> None:
+        """Give a new agent the `history`, by default the cache of `agent_id`. Raises
+        InvalidRequestError if `agent_id` is unknown or `new_agent_id` exists."""
         if not new_agent_id or self.recall(new_agent_id, tenant).history is not None:
             raise InvalidRequestError(f"fork: expected a new agent's name, got {new_agent_id!r}")
-        known = self.recall(agent_id, tenant)
-        if known.history is None:
+        known = self.recall(agent_id, tenant) if history is None else Reuse(manifest=history)
+        if known.history is None and history is None:
             raise InvalidRequestError(f"fork: there is no agent {agent_id!r}")
         if self._prefixes is not None:
             self._prefixes.share_salt(agent_id, new_agent_id, tenant)
             if known.manifest is not None:
                 self._prefixes.fork(known.manifest, new_agent_id)
-        with self._lock:
-            self._allocator.fork(agent_id, new_agent_id, tenant)
+        if history is None:
+            with self._lock:
+                self._allocator.fork(agent_id, new_agent_id, tenant)
+
+    def restore(self, manifest: Manifest, tenant: str) -> None:
+        """Make `manifest` the newest one of its agent, whose idle cache has other tokens."""
+        if self._prefixes is not None:
+            with self._lock:
+                self._allocator.drop_idle(manifest.agent_id, tenant)
+            self._prefixes.save(manifest)

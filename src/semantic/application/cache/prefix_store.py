@@ -26,7 +26,7 @@ from semantic.domain.block_hash import (
     tenant_tag,
 )
 from semantic.domain.match import MatchEnd
-from semantic.domain.prefix import common_prefix
+from semantic.domain.prefix import common_prefix, turns_before
 from semantic.domain.stored import BlockHeader, Manifest, Tier
 from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
 from semantic.ports.generation import BatchBackend, Clock
@@ -124,7 +124,11 @@ class PrefixStore:
     def fork(self, manifest: Manifest, new_agent_id: str) -> None:
         """Save `manifest` under another agent's name; both agents share its blocks."""
         forked = replace(manifest, agent_id=new_agent_id, parent=manifest.agent_id, pinned=False)
-        self._store.agents.save(replace(forked, generation=0, turns=0, saved_at=self._now()))
+        self.save(replace(forked, turns=0))
+
+    def save(self, manifest: Manifest) -> None:
+        """Save `manifest` as the newest one of its agent."""
+        self._store.agents.save(replace(manifest, generation=0, saved_at=self._now()))
 
     def forget(self, agent_id: str, tenant: str) -> bool:
         """Remove the agent's manifest. Its blocks stay until eviction."""
@@ -295,11 +299,12 @@ class PrefixStore:
         # Not the request's manifest: a caller may have pinned the agent meanwhile.
         before = self.manifest(request.agent_id, request.tenant)
         parent = None if before is None else before.parent
+        tokens = request.tokens[:length]
         self._store.agents.save(
             Manifest(
                 self._scope_of(request),
                 request.agent_id,
-                request.tokens[:length],
+                tokens,
                 turns=1 if before is None else before.turns + 1,
                 pinned=before is not None and before.pinned,
                 parent=parent_in(request.note) if parent is None else parent,
@@ -308,6 +313,7 @@ class PrefixStore:
                 model=self._model_name,
                 saved_at=self._now(),
                 match=match_report(request),
+                earlier=() if before is None else turns_before(tokens, before),
             )
         )
 

@@ -279,10 +279,16 @@ class BlockPoolBatchEngine:
             self._sequences.drafts.forget(tenant)
         return found
 
-    def fork(self, agent_id: str, new_agent_id: str, *, tenant: str = "") -> None:
-        """Share the cached blocks of `agent_id` with a new agent. Raises InvalidRequestError if
-        `agent_id` is unknown or `new_agent_id` exists."""
-        self._agents.fork(agent_id, new_agent_id, tenant)
+    def fork(
+        self, agent_id: str, new_agent_id: str, *, tenant: str = "", history: Manifest | None = None
+    ) -> None:
+        """Share the cached blocks of `agent_id`, or only those of `history`, with a new agent.
+        Raises InvalidRequestError if `agent_id` is unknown or `new_agent_id` exists."""
+        self._agents.fork(agent_id, new_agent_id, tenant, history)
+
+    def restore(self, manifest: Manifest, *, tenant: str = "") -> None:
+        """Continue an agent without a request from the history of `manifest`."""
+        self._agents.restore(manifest, tenant)
 
     def manifest(self, agent_id: str, *, tenant: str = "") -> Manifest | None:
         """Return the agent's newest manifest, or None."""

@@ -24,6 +24,9 @@ from semantic.ports.agents import (
     AgentPage,
     AgentsPort,
     AgentSummary,
+    Branch,
+    Checkpoints,
+    Comparison,
     RunningRequest,
     Tenant,
     TenantId,
@@ -117,14 +120,38 @@ class OnDemandAgents:
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
         return await self._call(lambda agents: agents.show(agent_id, tenant))
 
-    async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
-        return await self._call(lambda agents: agents.fork(agent_id, new_id, tenant))
+    async def fork(
+        self, branch: Branch, new_ids: Sequence[str], tenant: str
+    ) -> Sequence[AgentSummary]:
+        return await self._call(lambda agents: agents.fork(branch, new_ids, tenant))
+
+    async def checkpoint(
+        self, branch: Branch, name: str, tenant: str, *, pinned: bool
+    ) -> AgentSummary:
+        return await self._call(
+            lambda agents: agents.checkpoint(branch, name, tenant, pinned=pinned)
+        )
+
+    async def checkpoints(self, agent_id: str, tenant: Tenant) -> Checkpoints:
+        return await self._call(lambda agents: agents.checkpoints(agent_id, tenant))
+
+    async def delete_checkpoint(self, agent_id: str, name: str, tenant: Tenant) -> None:
+        await self._call(lambda agents: agents.delete_checkpoint(agent_id, name, tenant))
+
+    async def restore(self, agent_id: str, name: str, tenant: str) -> AgentSummary:
+        return await self._call(lambda agents: agents.restore(agent_id, name, tenant))
+
+    async def family(self, agent_id: str, tenant: Tenant) -> Sequence[tuple[AgentSummary, int]]:
+        return await self._call(lambda agents: agents.family(agent_id, tenant))
+
+    async def compare(self, agent_id: str, other_id: str, tenant: str) -> Comparison:
+        return await self._call(lambda agents: agents.compare(agent_id, other_id, tenant))
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
         return await self._call(lambda agents: agents.pin(agent_id, tenant, pinned=pinned))
 
-    async def forget(self, agent_id: str, tenant: Tenant) -> None:
-        await self._call(lambda agents: agents.forget(agent_id, tenant))
+    async def forget(self, agent_id: str, tenant: Tenant, *, family: bool = False) -> Sequence[str]:
+        return await self._call(lambda agents: agents.forget(agent_id, tenant, family=family))
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
         """Export an agent. The model stays in use until the archive closes."""

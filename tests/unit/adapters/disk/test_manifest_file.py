@@ -20,7 +20,7 @@ from semantic.adapters.stores.disk.manifest_file import (
 from semantic.domain.block_hash import Scope
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
-from semantic.domain.stored import Manifest
+from semantic.domain.stored import Manifest, TurnEnd
 
 any_text = st.text(st.characters(codec=None, exclude_categories=()), max_size=40)
 wholes = st.integers(0, 2**60)
@@ -59,6 +59,7 @@ manifests = st.builds(
     model=any_text,
     saved_at=st.floats(allow_nan=False),
     match=st.none() | matches,
+    earlier=st.just(()),
 )
 FILED = FiledManifest(
     Manifest(Scope(b"n" * 32, b"t" * 32), "agent", (1, 2, 3), generation=7, note="hello"), 5
@@ -79,7 +80,7 @@ def test_a_file_from_before_losses_were_told_is_read() -> None:
     filed = FiledManifest(replace(FILED.manifest, match=match), 5)
     data = encode_manifest(filed)
     fields = json.loads(data[48:-12])
-    del fields["match"]["lost"], fields["match"]["any_chip"], fields["salt"]
+    del fields["match"]["lost"], fields["match"]["any_chip"], fields["salt"], fields["earlier"]
     text = json.dumps(fields).encode()
     rest = struct.pack("<QQ", len(text), 3) + text + data[-12:]
     older = struct.pack("<8sII16s", b"SEMAGENT", 1, 0, xxhash.xxh3_128_digest(rest)) + rest
@@ -146,13 +147,30 @@ def test_a_sound_frame_around_nonsense_is_refused(text: bytes) -> None:
 @given(field=st.sampled_from(sorted(json.loads(DATA[48:-12]))), value=st.none() | st.just([]))
 def test_a_field_of_another_type_is_refused(field: str, value: object) -> None:
     fields = json.loads(DATA[48:-12])
-    if field in ("parent", "match") and value is None:
+    if (field in ("parent", "match") and value is None) or (field == "earlier" and value == []):
         return
     fields[field] = value
     text = json.dumps(fields).encode()
     rest = struct.pack("<QQ", len(text), 3) + text + DATA[-12:]
     data = struct.pack("<8sII16s", b"SEMAGENT", 1, 0, xxhash.xxh3_128_digest(rest)) + rest
     with pytest.raises(DamagedError):
+        decode_manifest(data, FILED.key, 7)
+
+
+def test_earlier_turns_come_back() -> None:
+    filed = replace(FILED, manifest=replace(FILED.manifest, earlier=(TurnEnd(0, 1), TurnEnd(1, 3))))
+    assert decode_manifest(encode_manifest(filed), filed.key, 7) == filed
+
+
+@pytest.mark.parametrize(
+    "turns", [[1], [[1]], [["a", 2]], [[2, 1]], [[0, 4]], [[-1, 2]], [[True, 2]], [[0, 1, 2]], {}]
+)
+def test_turns_that_cannot_be_are_refused(turns: object) -> None:
+    fields = json.loads(DATA[48:-12]) | {"earlier": turns}
+    text = json.dumps(fields).encode()
+    rest = struct.pack("<QQ", len(text), 3) + text + DATA[-12:]
+    data = struct.pack("<8sII16s", b"SEMAGENT", 1, 0, xxhash.xxh3_128_digest(rest)) + rest
+    with pytest.raises(DamagedError, match="manifest fields"):
         decode_manifest(data, FILED.key, 7)
 
 

@@ -30,7 +30,7 @@ def test_agents_of_a_session_and_requests_about_them_meet() -> None:
     headers = {"x-claude-code-session-id": S, "x-claude-code-agent-id": A}
     assert routing_key("/v1/messages", headers, {}) == main
     for name in (f"claude-code/{S}", f"claude-code/{S}~2", f"claude-code/{S}/{A}~3"):
-        for path in ("", "/why", "/pin", "/fork"):
+        for path in ("", "/why", "/pin", "/fork", "/checkpoints", "/restore", "/family", "/diff"):
             assert routing_key(f"/v1/agents/{name}{path}", {}, {}) == main
 
 

@@ -33,7 +33,7 @@ from semantic.adapters.stores.disk.files import read_whole
 from semantic.domain.block_hash import Scope, pack_tokens, unpack_tokens
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
-from semantic.domain.stored import Manifest
+from semantic.domain.stored import Manifest, TurnEnd
 
 VERSION = 1
 MAX_BYTES = 1 << 28
@@ -89,6 +89,7 @@ def encode_manifest(filed: FiledManifest) -> bytes:
         "model": manifest.model,
         "saved_at": manifest.saved_at,
         "match": None if manifest.match is None else dataclasses.asdict(manifest.match),
+        "earlier": manifest.earlier,
     }
     # No ASCII escapes, because those of two adjacent lone surrogates would decode as one character.
     text = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -168,6 +169,7 @@ def _parse(text: bytes, tokens: tuple[int, ...]) -> FiledManifest:
         model=fields.text("model"),
         saved_at=fields.number("saved_at"),
         match=None if match is None else _parse_match(_Fields(match)),
+        earlier=fields.turns_since("earlier", len(tokens)),
     )
     return FiledManifest(manifest, fields.counter("order"))
 
@@ -207,6 +209,12 @@ def _parse_part(fields: _Fields) -> Difference:
     )
 
 
+def _whole(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"expected a whole number, got {type(value).__name__}")
+    return value
+
+
 class _Fields:
     """The fields of a JSON object. Raises KeyError, TypeError, ValueError or OverflowError."""
 
@@ -233,10 +241,7 @@ class _Fields:
         return self.text(name) if name in self._fields else before
 
     def whole(self, name: str) -> int:
-        value = self._fields[name]
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(name)
-        return value
+        return _whole(self._fields[name])
 
     def whole_or_none(self, name: str) -> int | None:
         return None if self._fields[name] is None else self.whole(name)
@@ -250,6 +255,17 @@ class _Fields:
     def counter_since(self, name: str, before: int) -> int:
         """Return the counter `name`; `before` if the file's version lacks it."""
         return self.counter(name) if name in self._fields else before
+
+    def turns_since(self, name: str, most: int) -> tuple[TurnEnd, ...]:
+        """Return the turns `name`, of at most `most` tokens; none if the file's version lacks
+        them."""
+        pairs = self._fields.get(name, [])
+        if not isinstance(pairs, list):
+            raise TypeError(name)
+        turns = tuple(TurnEnd(*map(_whole, pair)) for pair in pairs)
+        if not all(0 <= one.prompt_tokens <= one.tokens <= most for one in turns):
+            raise ValueError(name)
+        return turns
 
     def flag(self, name: str) -> bool:
         value = self._fields[name]
