@@ -33,7 +33,14 @@ _KINDS: Final = {str: "text", int: "number", float: "number", Path: "path"}
 _GROUPS: Final = (
     (
         "OpenAI's interfaces",
-        ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/models", "/v1/embeddings"),
+        (
+            "/v1/chat",
+            "/v1/completions",
+            "/v1/responses",
+            "/v1/models",
+            "/v1/embeddings",
+            "/v1/rerank",
+        ),
     ),
     ("Anthropic's interface", ("/v1/messages",)),
     (

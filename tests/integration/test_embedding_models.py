@@ -9,12 +9,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.utils import load
+from starlette.testclient import TestClient
 
 from semantic.adapters.mlx.model import load_embedder as loading
 from semantic.adapters.mlx.model.load_embedder import load_embedder, states_of
+from semantic.application.embeddings import Embeddings
 from semantic.domain.errors import ModelNotFoundError, UnsupportedModelError
-from semantic.ports.embedding import Embedder, Vector
+from semantic.ports.embedding import Embedder, EmbeddingModel, Vector
+from semantic_server.http.app import create_app
 from tests.support.embedding_model import CONTEXT, END, WIDTH, write_embedding_model
+from tests.support.fake_embedder import at_once
+from tests.support.fake_serving import FakeServing
+from tests.support.served_agents import AtOnce
 
 TEXTS = ("Oslo", "The sea is calm today.", "A ship " * 40, "x")
 NEAR = 1e-5
@@ -65,6 +71,25 @@ def test_vectors_are_those_of_the_models_own_states(
     for text, vector in zip(TEXTS, found, strict=True):
         assert len(vector) == WIDTH
         assert vector.tolist() == pytest.approx(reference(folder, text, pooling), abs=NEAR)
+
+
+def test_a_ranking_has_the_cosines_of_the_models_own_states(
+    folder: Path, embedder: Embedder
+) -> None:
+    model = EmbeddingModel(("vectors",), embedder.dimensions, embedder.max_tokens, 0)
+    app = create_app(FakeServing())
+    served = Embeddings(model, embedder, at_once, AtOnce(), AtOnce())
+    app.state.context.embedding = served
+    texts = ("Which city?", *TEXTS, TEXTS[1])
+    body = {"model": "vectors", "query": texts[0], "documents": texts[1:]}
+    reply = TestClient(app, "http://127.0.0.1:8000").post("/v1/rerank", json=body).json()
+    query, *vectors = [np.array(reference(folder, text, "last")) for text in texts]
+    cosines = [float(query @ vector) for vector in vectors]
+    found = {one["index"]: one["relevance_score"] for one in reply["results"]}
+    assert [found[i] for i in range(len(cosines))] == pytest.approx(cosines, abs=NEAR)
+    assert list(found) == sorted(found, key=lambda i: (-found[i], i))
+    assert list(found).index(1) + 1 == list(found).index(len(TEXTS)), "equal ones by their place"
+    assert reply["usage"]["total_tokens"] == sum(len(embedder.encode(text)) for text in texts)
 
 
 def test_a_batch_and_its_chunks_change_no_vector(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
+from operator import mul
 from typing import Protocol, TypeVar
 
 from semantic.application.fair_threads import FairThreads
@@ -193,3 +194,9 @@ def first_dimensions(vector: Vector, n: int) -> Vector:
     first = vector[:n]
     length = math.sqrt(math.fsum(one * one for one in first)) or 1.0
     return array("f", (one / length for one in first))
+
+
+def best_first(query: Vector, documents: Iterable[Vector]) -> list[tuple[int, float]]:
+    """Return each document's index and cosine similarity to `query`, the most similar first."""
+    scores = enumerate(math.fsum(map(mul, query, one)) for one in documents)
+    return sorted(scores, key=lambda one: -one[1])  # the sort keeps the order of equal ones

@@ -56,11 +56,10 @@ from semantic_server.http.openai.responses.writer import error_event
 from semantic_server.http.request_body import parse_offloaded, read_body
 from semantic_server.http.settings import ServerSettings
 
-_AGENT_PATH: Final = re.compile(
-    r"/v1/agents/(.+?)(?:/(?:why|fork|pin|checkpoints|restore|family|diff))?"
-)
-_LISTS: Final = ("messages", "input", "prompt")
-"""Fields that contain the beginning of a conversation."""
+_ACTIONS: Final = "why|fork|pin|checkpoints|restore|family|diff"
+_AGENT_PATH: Final = re.compile(rf"/v1/agents/(.+?)(?:/(?:{_ACTIONS}))?")
+_LISTS: Final = ("messages", "input", "prompt", "documents")
+"""Fields that contain the beginning of a conversation, or texts for vectors."""
 _FIXED: Final = ("system", "instructions")
 """Fields that precede the beginning of a conversation."""
 _TEXT: Final = 2048

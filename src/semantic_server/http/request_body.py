@@ -184,9 +184,7 @@ def parse_object(data: bytes) -> dict[str, object]:
             raise InvalidRequestError(f"the body is not JSON: {error}") from error
         return parse_object(whole)
     if not isinstance(found, dict):
-        raise InvalidRequestError(
-            f"the body must be a JSON object, got {_KINDS.get(type(found), 'a number')}"
-        )
+        raise InvalidRequestError(f"the body must be a JSON object, got {kind_of(found)}")
     _check_values(found)
     return found
 
@@ -282,8 +280,14 @@ _KINDS: Final[dict[type, str]] = {
     list: "a list",
     str: "a string",
     bool: "a truth value",
+    dict: "an object",
     type(None): "null",
 }
+
+
+def kind_of(value: object) -> str:
+    """Return the kind of a JSON value, for an error's text."""
+    return _KINDS.get(type(value), "a number")
 
 
 def _check_values(body: dict[str, object]) -> None:

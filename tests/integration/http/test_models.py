@@ -246,6 +246,7 @@ MORE_WIRES: dict[str, dict[str, object]] = {
     "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/v1/responses/input_tokens": {"input": "hi"},
     "/v1/embeddings": {"input": "hi"},
+    "/v1/rerank": {"query": "hi", "documents": ["hi"]},
     "/api/v0/chat/completions": {"messages": MESSAGES},
     "/api/chat": {"messages": MESSAGES, "stream": False},
     "/api/generate": {"prompt": "hi", "stream": False},

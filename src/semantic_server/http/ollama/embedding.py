@@ -12,25 +12,24 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from semantic.ports.embedding import Embedded, EmbeddingModel
-from semantic_server.http.context import embedding_of, until_disconnect
-from semantic_server.http.identity import tenant_of
+from semantic_server.http.context import embedding_of
 from semantic_server.http.ollama.models import of_a_model
-from semantic_server.http.ollama.options import (
-    EMBED_FIELDS,
-    EMBEDDINGS_FIELDS,
-    read_flag,
-    read_keep_alive,
-)
+from semantic_server.http.ollama.options import EMBED_FIELDS, EMBEDDINGS_FIELDS, read_keep_alive
 from semantic_server.http.ollama.request import LATEST
-from semantic_server.http.openai.embeddings import as_numbers, check_embedding_model, texts_at
+from semantic_server.http.openai.embeddings import (
+    as_numbers,
+    check_embedding_model,
+    embedded,
+    texts_at,
+)
 from semantic_server.http.openai.fields import Json, warnings
 from semantic_server.http.request_body import on_thread, read_json
 from semantic_server.http.request_fields.table import (
     Field,
     at_least_one,
     fields_of,
+    flag_at,
     object_at,
-    own_field_of,
     text_at,
     tokens_at,
 )
@@ -57,7 +56,7 @@ async def embed(request: Request) -> Response:
     began = time.perf_counter_ns()
     body = await read_json(request)
     parsed = await on_thread(request, _read, body, embedding_of(request).model, EMBED_FIELDS)
-    found = await _embedded(request, body, parsed)
+    found = await embedded(request, body, parsed.texts, parsed.dimensions, truncate=parsed.truncate)
     head: Json = {
         "model": parsed.model,
         "total_duration": time.perf_counter_ns() - began,
@@ -73,20 +72,9 @@ async def embeddings(request: Request) -> Response:
     """Return the vector of one text, for older clients of Ollama."""
     body = await read_json(request)
     parsed = await on_thread(request, _read, body, embedding_of(request).model, EMBEDDINGS_FIELDS)
-    found = await _embedded(request, body, parsed)
+    found = await embedded(request, body, parsed.texts, parsed.dimensions, truncate=parsed.truncate)
     vectors = [vector.tolist() for vector in found.vectors]
     return JSONResponse({"embedding": vectors[0] if vectors else []})
-
-
-async def _embedded(request: Request, body: Mapping[str, object], parsed: _Request) -> Embedded:
-    work = embedding_of(request).embed(
-        parsed.texts,
-        tenant_of(request),
-        dimensions=parsed.dimensions,
-        truncate=parsed.truncate,
-        keep=own_field_of(request, body).keep,
-    )
-    return await until_disconnect(request, work)
 
 
 def _read(
@@ -104,7 +92,7 @@ def _read(
         text_at("model", known["model"]),
         () if texts == ("",) else texts,  # only loads the model
         at_least_one("dimensions", dimensions),
-        read_flag(known, "truncate", default=True),
+        flag_at("truncate", known.get("truncate", True)),
         read_keep_alive(known.get("keep_alive")),
     )
 

@@ -36,11 +36,11 @@ from semantic_server.http.models import (
     listed_models,
     model_called,
 )
-from semantic_server.http.ollama.options import MODEL_FIELDS, PULL_FIELDS, read_flag
+from semantic_server.http.ollama.options import MODEL_FIELDS, PULL_FIELDS
 from semantic_server.http.ollama.request import LATEST, untagged
 from semantic_server.http.openai.fields import Json, warnings
 from semantic_server.http.request_body import described, read_json
-from semantic_server.http.request_fields.table import Field, fields_of
+from semantic_server.http.request_fields.table import Field, fields_of, flag_at
 
 router: Final = APIRouter(tags=["Ollama"])
 
@@ -134,7 +134,7 @@ async def pull(request: Request) -> Response:
     already served. A server with keys requires an operator's key."""
     body = await read_json(request)
     name = _name(body, PULL_FIELDS)
-    stream = read_flag(body, "stream", default=True)
+    stream = flag_at("stream", body.get("stream", True))
     hub_id = untagged(name)
     try:
         _accepting(name, request)

@@ -314,11 +314,3 @@ def read_logprobs(known: Mapping[str, object]) -> int | None:
     given = validated(_logprobs(), known)
     top = given.get("top_logprobs", 0)
     return top if given.get("logprobs", top > 0) else None
-
-
-def read_flag(known: Mapping[str, object], name: str, *, default: bool) -> bool:
-    """Read the field `name`. Raises FieldError for anything but true and false."""
-    value = known.get(name, default)
-    if not isinstance(value, bool):
-        raise FieldError(f"{name}: expected true or false", param=name)
-    return value

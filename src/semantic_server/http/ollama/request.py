@@ -21,7 +21,6 @@ from semantic_server.http.ollama.options import (
     GENERATE_FIELDS,
     MESSAGE_FIELDS,
     OTHER_WIRES,
-    read_flag,
     read_format,
     read_keep_alive,
     read_logprobs,
@@ -32,7 +31,14 @@ from semantic_server.http.openai.conversation import tools_of
 from semantic_server.http.openai.fields import warnings
 from semantic_server.http.openai.requests import Caller, check_model
 from semantic_server.http.request_fields.notes import picture
-from semantic_server.http.request_fields.table import Field, fields_of, list_at, object_at, text_at
+from semantic_server.http.request_fields.table import (
+    Field,
+    fields_of,
+    flag_at,
+    list_at,
+    object_at,
+    text_at,
+)
 
 _ROLES: Final = ("system", "user", "assistant", "tool")
 
@@ -240,7 +246,7 @@ def generate_request(
     system = text_at("system", known.get("system", ""))
     before = read_context(known.get("context"))
     prompt: Prompt | None = None
-    if read_flag(known, "raw", default=False):
+    if flag_at("raw", known.get("raw", False)):
         for name, value in (("system", system), ("context", before)):
             if value:
                 raise FieldError(f"{name}: not allowed with a raw prompt", param=name)
@@ -281,7 +287,7 @@ def _request(
     return OllamaRequest(
         text_at("model", known["model"]),
         ask,
-        read_flag(known, "stream", default=True),
+        flag_at("stream", known.get("stream", True)),
         read_keep_alive(known.get("keep_alive")),
     )
 

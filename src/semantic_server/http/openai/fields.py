@@ -85,6 +85,17 @@ EMBEDDING_FIELDS: Final[dict[str, Field]] = {
     "user": IGNORED,
 }
 
+RERANK_FIELDS: Final[dict[str, Field]] = {
+    **supported("documents model query return_documents semantic top_n"),
+    **dict.fromkeys(
+        ("max_chunks_per_doc", "max_tokens_per_doc"), refused("this server never cuts documents")
+    ),
+    "rank_fields": refused("only the text of a document counts", ["text"]),
+    "return_embeddings": refused("use /v1/embeddings", False),
+    "top_k": refused("use top_n"),
+    "user": IGNORED,
+}
+
 STRUCTURED_FIELDS: Final[dict[str, Field]] = {
     **supported("choice grammar json json_object regex"),
     "disable_additional_properties": refused("the server enforces a schema as it is", False),

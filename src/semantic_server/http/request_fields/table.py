@@ -237,6 +237,13 @@ def text_at(path: str, value: object) -> str:
     return value
 
 
+def flag_at(path: str, value: object) -> bool:
+    """Return `value`. Raises FieldError unless `value` is true or false."""
+    if not isinstance(value, bool):
+        raise FieldError(f"{path}: expected true or false", param=path)
+    return value
+
+
 def name_at(path: str, given: Mapping[str, object]) -> str:
     """Return the name in the object `given`. Raises FieldError with `path` for a missing name."""
     name = text_at(f"{path}.name", given.get("name"))

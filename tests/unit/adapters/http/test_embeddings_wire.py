@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 from openai.types import CreateEmbeddingResponse
 from openai.types.embedding_create_params import EmbeddingCreateParams
+from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from semantic.application.embeddings import Embeddings
@@ -16,6 +17,7 @@ from semantic.application.fair_threads import FairThreads
 from semantic_server.http.app import create_app
 from semantic_server.http.ollama.options import EMBED_FIELDS
 from semantic_server.http.openai.fields import EMBEDDING_FIELDS
+from semantic_server.http.settings import ServerSettings
 from tests.clients import ollama_fields
 from tests.support.fake_embedder import MODEL, FakeEmbedder, at_once, counted
 from tests.support.fake_serving import FakeServing
@@ -24,6 +26,7 @@ from tests.support.served_agents import AtOnce
 Json = dict[str, object]
 
 V1, EMBED, OLDER = "/v1/embeddings", "/api/embed", "/api/embeddings"
+RERANK = "/v1/rerank"
 
 
 class Wire:
@@ -98,12 +101,14 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: Json, problem: str) 
 def test_another_model_is_not_found() -> None:
     assert "expected one of vectors" in Wire().error(V1, 404, input="a", model="fake")
     assert "expected one of vectors" in Wire().error(EMBED, 404, input="a", model="fake")
+    fields: Json = {"query": "a", "documents": ["a"], "model": "fake"}
+    assert Wire().error(RERANK, 404, **fields) == Wire().error(V1, 404, input="a", model="fake")
 
 
 def test_a_server_without_an_embedding_model_says_how_to_get_one() -> None:
     wire = Wire()
     wire.app.state.context.embedding = None
-    for path in (V1, EMBED, OLDER):
+    for path in (V1, EMBED, OLDER, RERANK):
         assert "--embedding-model" in wire.error(path, 404, input="a")
 
 
@@ -129,7 +134,8 @@ def test_what_is_not_kept_is_computed_again() -> None:
     for _ in range(2):
         wire.post(V1, input="ab", semantic={"keep": False})
         wire.post(EMBED, input="ab", semantic={"keep": False})
-    assert len(wire.fake.batches) == 4
+        wire.post(RERANK, query="ab", documents=["ab"], semantic={"keep": False})
+    assert len(wire.fake.batches) == 6
 
 
 def test_every_documented_field_is_in_a_table() -> None:
@@ -150,3 +156,81 @@ def test_the_model_is_listed_after_the_one_that_answers() -> None:
     default = client.post("/api/show", json={"model": "default"}).json()
     assert default["capabilities"] == ["completion", "tools"]
     assert client.get("/api/v0/models/vectors").json()["type"] == "embeddings"
+
+
+@pytest.mark.parametrize("path", [RERANK, "/v2/rerank", "/rerank"])
+def test_documents_come_by_their_similarity_and_equal_ones_by_their_place(path: str) -> None:
+    titled = {"text": "ab", "title": "Two letters"}
+    documents = ["d", "ab", "a", titled, {"text": "aab"}]
+    reply = Wire().post(path, query="a", documents=documents)
+    results = cast(list[Json], reply["results"])
+    assert [one["index"] for one in results] == [2, 4, 1, 3, 0]
+    scores = [one["relevance_score"] for one in results]
+    assert scores == pytest.approx([1, 0.8**0.5, 0.5**0.5, 0.5**0.5, 0])
+    shown = [{"text": "a"}, {"text": "aab"}, {"text": "ab"}, titled, {"text": "d"}]
+    assert [one["document"] for one in results] == shown
+    assert (reply["model"], reply["usage"]) == ("vectors", {"total_tokens": 16})
+
+
+def test_a_client_chooses_how_many_documents_come_and_whether_with_their_texts() -> None:
+    fields: Json = {"query": "a", "documents": ["b", "a"], "return_documents": False}
+    results = cast(list[Json], Wire().post(RERANK, top_n=1, **fields)["results"])
+    assert [list(one) for one in results] == [["index", "relevance_score"]]
+    assert [one["index"] for one in results] == [1]
+    assert len(cast(list[Json], Wire().post(RERANK, top_n=9, **fields)["results"])) == 2
+
+
+def test_a_ranked_document_is_not_computed_again() -> None:
+    wire = Wire()
+    wire.post(RERANK, query="a", documents=["b", "ab", "b"])
+    wire.post(RERANK, query="c", documents=[{"text": "ab"}, "b", "abc", "a"])
+    wire.post(V1, input=["abc", "b", "c"])
+    assert wire.fake.batches == [["a", "b", "ab"], ["c", "abc"]]
+
+
+def test_tenants_share_no_vector_of_a_document() -> None:
+    wire = Wire()
+    app = create_app(
+        FakeServing(), ServerSettings(api_keys=(SecretStr("a" * 20), SecretStr("b" * 20)))
+    )
+    app.state.context.embedding = wire.app.state.context.embedding
+    client = TestClient(app, "http://127.0.0.1:8000")
+    body = {"model": "vectors", "query": "a", "documents": ["b"]}
+    for letter in "aab":
+        headers = {"authorization": f"Bearer {letter * 20}"}
+        assert client.post(RERANK, json=body, headers=headers).status_code == 200
+    assert client.post(RERANK, json=body).status_code == 401
+    assert wire.fake.batches == [["a", "b"], ["a", "b"]]
+
+
+_RANGE = "documents must be a list of 1 to 2048 texts, got"
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"documents": []}, f"{_RANGE} 0"),
+        ({"documents": ["a"] * 2049}, f"{_RANGE} 2049"),
+        ({"documents": "a"}, f"{_RANGE} a string"),
+        ({"documents": None}, f"{_RANGE} null"),
+        ({"documents": ["a", 5]}, "documents[1] must be a text that is not empty, got a number"),
+        ({"documents": ["a", ""]}, "documents[1] must be a text that is not empty, got an empty"),
+        ({"documents": [{"title": "a"}]}, "documents[0].text must be a text that is not empty"),
+        ({"documents": [["a"]]}, "documents[0] must be a text that is not empty, got a list"),
+        ({"query": {"text": "a"}}, "query must be a text that is not empty, got an object"),
+        ({"query": None}, "query must be a text that is not empty, got null"),
+        ({"documents": ["a" * 20]}, "maximum context length is 20 tokens"),
+        ({"top_n": 0}, "top_n must be at least 1, got 0"),
+        ({"top_n": "1"}, "top_n: expected a whole number"),
+        ({"return_documents": "no"}, "return_documents: expected true or false"),
+        ({"top_k": 5}, "top_k: use top_n"),
+        ({"max_tokens_per_doc": 5}, "max_tokens_per_doc: this server never cuts documents"),
+        ({"rank_fields": ["title"]}, "rank_fields: only the text of a document counts"),
+        ({"document": ["a"]}, "did you mean documents?"),
+        ({"model": 5}, "model: expected a string"),
+    ],
+)
+def test_a_ranking_that_cannot_be_honoured_is_refused_by_name(fields: Json, problem: str) -> None:
+    wire = Wire()
+    assert problem in wire.error(RERANK, **{"query": "a", "documents": ["a"], **fields})
+    assert wire.fake.batches == []

@@ -66,6 +66,17 @@ def test_a_conversation_without_a_name_keeps_its_key(first: Json, later: Json) -
     assert routing_key(CHAT, {}, first) == routing_key(CHAT, {}, later)
 
 
+def test_rankings_of_the_same_documents_meet_where_their_vectors_are() -> None:
+    asked: list[Json] = [
+        {"query": "a", "documents": ["x", "y"]},
+        {"query": "b", "documents": ["x", "y", "z"]},
+        {"query": "c", "documents": [{"text": "x"}]},
+    ]
+    assert len({routing_key("/v1/rerank", {}, one) for one in asked}) == 1
+    other = {"query": "a", "documents": ["y"]}
+    assert routing_key("/v1/rerank", {}, other) != routing_key("/v1/rerank", {}, asked[0])
+
+
 def test_conversations_without_names_differ_by_their_openings() -> None:
     bodies: list[Json] = [
         opening("hi"),
