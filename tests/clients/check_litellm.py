@@ -200,3 +200,16 @@ def test_embeddings(url: str, name: str) -> None:
         f"{name}/{talk.EMBEDDING_MODEL}", list(talk.EMBEDDED), api_base=base, api_key="none"
     )
     assert talk.are_vectors([one["embedding"] for one in reply.data])
+
+
+@pytest.mark.parametrize("name", ["cohere", "jina_ai"])
+def test_rerank(url: str, name: str) -> None:
+    reply = litellm.rerank(
+        f"{name}/{talk.EMBEDDING_MODEL}",
+        talk.EMBEDDED[1],
+        list(talk.EMBEDDED),
+        api_base=f"{url}/v1/rerank",
+        api_key="none",
+    )
+    assert [one["index"] for one in reply.results] == [1, 0]
+    assert reply.results[0]["relevance_score"] == pytest.approx(1)
