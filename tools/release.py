@@ -5,8 +5,8 @@
 The sdist is built twice, the wheel from the tree and from the sdist: they must be equal byte by
 byte. The wheel is installed into an empty environment of each supported Python at hand, with the
 newest versions of what it needs, and `semantic demo` runs there, from an empty folder. Only then
-are the files and their checksums moved to `--out`. `--home` is the repository's address: the
-package's addresses and the links of its README are made of it. Uploads nothing.
+are the files and their checksums moved to `--out`. `--home` is the repository's
+address: the package's addresses and the links of its README are made of it. Uploads nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ URLS: Final = {
 """The package's addresses, below that of the repository."""
 _LINK: Final = re.compile(r"\]\((?!\w+:|#)([^)\s]+)\)")
 _CONSTRAINTS: Final = "requirements-build.txt"
+_UNRELEASED: Final = "Unreleased"
 
 
 class ReleaseError(Exception):
@@ -67,16 +68,19 @@ def stamp(tree: Path, home: str, tag: str) -> None:
 
 
 def version_of(tree: Path, tag: str | None) -> str:
-    """The version in all places that say it. Raises ReleaseError where they differ."""
-    project = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    """The version in all places that say it, with a tag also at the top of the changelog. Raises
+    ReleaseError where they differ."""
     code = (tree / "src" / "semantic" / "__init__.py").read_text(encoding="utf-8")
-    (imported,) = re.findall(r'^__version__ = "(.+)"$', code, re.MULTILINE)
-    said = {"pyproject.toml": project["version"], "semantic.__version__": imported}
+    changes = (tree / "CHANGELOG.md").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^__version__ = "(.+)"$', code, re.MULTILINE)
+    listed = re.findall(r"^## \[(.+)\]", changes, re.MULTILINE)
+    newest = next(one for one in [*listed, "none"] if tag is not None or one != _UNRELEASED)
+    said = {"semantic.__version__": version, "CHANGELOG.md": newest}
     if tag is not None:
         said["the tag"] = tag.removeprefix("v")
     if len(set(said.values())) > 1:
         raise ReleaseError(f"expected one version everywhere, got {said}")
-    return str(project["version"])
+    return str(version)
 
 
 def pythons(folders: Iterable[Path], supported: Sequence[str]) -> dict[str, Path]:

@@ -25,13 +25,14 @@ HOME = "https://example.org/somebody/semantic"
 WORKFLOWS = ROOT / ".github" / "workflows"
 
 
-def tree(folder: Path, *, version: str = "1.2.3") -> Path:
+def tree(folder: Path, *, listed: str = "## [1.2.3]\n\n## [1.2.2]\n") -> Path:
     """What the release reads of a commit."""
     package = folder / "src" / "semantic"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text('__version__ = "1.2.3"\n')
+    (folder / "CHANGELOG.md").write_text(f"# Changelog\n\n{listed}")
     (folder / "pyproject.toml").write_text(
-        f'[project]\nname = "semantic-engine"\nversion = "{version}"\n\n[tool.ruff]\nsrc = ["."]\n'
+        '[project]\nname = "semantic-engine"\ndynamic = ["version"]\n\n[tool.ruff]\nsrc = ["."]\n'
     )
     (folder / "README.md").write_text(
         "[a](docs/a.md) [b](https://example.com/b) [c](#part) [d](docs/a.md#part)\n"
@@ -70,12 +71,28 @@ def test_a_version_that_differs_somewhere_is_refused(tmp_path: Path) -> None:
     assert version_of(tree(tmp_path / "a"), "v1.2.3") == "1.2.3"
     with pytest.raises(ReleaseError, match=r"'the tag': '1\.2\.4'"):
         version_of(tmp_path / "a", "v1.2.4")
-    with pytest.raises(ReleaseError, match=r"one version everywhere"):
-        version_of(tree(tmp_path / "b", version="1.2.4"), None)
+    with pytest.raises(ReleaseError, match=r"one version everywhere.*'CHANGELOG\.md': '1\.2\.2'"):
+        version_of(tree(tmp_path / "b", listed="## [1.2.2]\n"), None)
 
 
-def test_the_package_says_one_version() -> None:
-    assert version_of(ROOT, None)
+def test_a_release_has_no_unreleased_changes(tmp_path: Path) -> None:
+    assert version_of(tree(tmp_path, listed="## [Unreleased]\n\n## [1.2.3]\n"), None) == "1.2.3"
+    with pytest.raises(ReleaseError, match=r"'CHANGELOG\.md': 'Unreleased'"):
+        version_of(tmp_path, "v1.2.3")
+
+
+def test_the_package_says_one_version_in_one_place() -> None:
+    """Besides the changelog. The formula has it of the sdist's name, the image of the tag."""
+    version = version_of(ROOT, None)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "version" in project["project"]["dynamic"]
+    source = project["tool"]["hatch"]["version"]["path"]
+    places = ["src", "docs", "deploy", "tools", ".github", "README.md", "pyproject.toml"]
+    wanted = re.compile(rf"(?<![\d.]){re.escape(version)}(?![\d.])")
+    files = [file for place in places for file in (ROOT / place, *(ROOT / place).rglob("*"))]
+    texts = [one for one in files if one.suffix in {".md", ".py", ".rb", ".toml", ".yml", ""}]
+    found = [one for one in texts if one.is_file() and wanted.search(one.read_text("utf-8"))]
+    assert [file.relative_to(ROOT).as_posix() for file in found] == [source]
 
 
 @pytest.mark.process
