@@ -5,7 +5,7 @@
 The sdist is built twice, the wheel from the tree and from the sdist: they must be equal byte by
 byte. The wheel is installed into an empty environment of each supported Python at hand, with the
 newest versions of what it needs, and `semantic demo` runs there, from an empty folder. Only then
-are the files and their checksums moved to `--out`. `--home` is the repository's
+are the files, a bill of materials and checksums moved to `--out`. `--home` is the repository's
 address: the package's addresses and the links of its README are made of it. Uploads nothing.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -39,6 +40,7 @@ URLS: Final = {
 _LINK: Final = re.compile(r"\]\((?!\w+:|#)([^)\s]+)\)")
 _CONSTRAINTS: Final = "requirements-build.txt"
 _UNRELEASED: Final = "Unreleased"
+SBOM_TOOL: Final = "cyclonedx-bom==7.5.0"
 
 
 class ReleaseError(Exception):
@@ -192,7 +194,8 @@ def release(work: Path, home: str | None, tag: str | None, out: Path) -> None:
             f"Python {tried.python}: installed in {tried.install:.1f} s, first answer of the "
             f"program {tried.first_answer:.1f} s later; the demonstration took {tried.demo:.1f} s"
         )
-    _move([*files, *formula(tree, work, files[0], home, version)], out)
+    files += [bill_of_materials(tree, work, version), *formula(tree, work, files[0], home, version)]
+    _move(files, out)
 
 
 def formula(tree: Path, work: Path, sdist: Path, home: str | None, version: str) -> list[Path]:
@@ -207,6 +210,20 @@ def formula(tree: Path, work: Path, sdist: Path, home: str | None, version: str)
     written = work / template.name
     written.write_text(text, encoding="utf-8")
     return [written]
+
+
+def bill_of_materials(tree: Path, work: Path, version: str) -> Path:
+    """The locked requirements in CycloneDX's JSON, as components of this version."""
+    written = work / f"semantic_engine-{version}.cdx.json"
+    _uv(
+        *("tool", "run", "--quiet", "--from", SBOM_TOOL, "cyclonedx-py", "requirements"),
+        *("--output-reproducible", "--pyproject", str(tree / "pyproject.toml")),
+        *("--output-file", str(written), str(tree / "requirements.txt")),
+    )
+    bill = json.loads(written.read_text(encoding="utf-8"))
+    bill["metadata"]["component"]["version"] = version  # which pyproject.toml does not say
+    written.write_text(json.dumps(bill, indent=2) + "\n", encoding="utf-8")
+    return written
 
 
 def _move(files: Sequence[Path], out: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,8 +13,10 @@ import pytest
 
 from tools.release import (
     ROOT,
+    SBOM_TOOL,
     URLS,
     ReleaseError,
+    bill_of_materials,
     checksums,
     pythons,
     require_equal,
@@ -34,6 +38,7 @@ def tree(folder: Path, *, listed: str = "## [1.2.3]\n\n## [1.2.2]\n") -> Path:
     (folder / "pyproject.toml").write_text(
         '[project]\nname = "semantic-engine"\ndynamic = ["version"]\n\n[tool.ruff]\nsrc = ["."]\n'
     )
+    (folder / "requirements.txt").write_text("numpy==2.4.6\nxxhash==3.5.0\n")
     (folder / "README.md").write_text(
         "[a](docs/a.md) [b](https://example.com/b) [c](#part) [d](docs/a.md#part)\n"
     )
@@ -93,6 +98,22 @@ def test_the_package_says_one_version_in_one_place() -> None:
     texts = [one for one in files if one.suffix in {".md", ".py", ".rb", ".toml", ".yml", ""}]
     found = [one for one in texts if one.is_file() and wanted.search(one.read_text("utf-8"))]
     assert [file.relative_to(ROOT).as_posix() for file in found] == [source]
+
+
+@pytest.mark.process
+def test_the_bill_of_materials_has_the_locked_requirements(tmp_path: Path) -> None:
+    tool = [sys.executable, "-m", "uv", "tool", "run", "--from", SBOM_TOOL, "cyclonedx-py", "-h"]
+    if subprocess.run(tool, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs a package index")
+    written = bill_of_materials(tree(tmp_path / "tree"), tmp_path, "1.2.3")
+    bill = json.loads(written.read_text(encoding="utf-8"))
+    assert (written.name, bill["bomFormat"]) == ("semantic_engine-1.2.3.cdx.json", "CycloneDX")
+    named = [bill["metadata"]["component"], *bill["components"]]
+    assert [(one["name"], one["version"]) for one in named] == [
+        ("semantic-engine", "1.2.3"),
+        ("numpy", "2.4.6"),
+        ("xxhash", "3.5.0"),
+    ]
 
 
 @pytest.mark.process
