@@ -152,13 +152,38 @@ def test_the_workflow_tests_every_version_that_the_package_names() -> None:
     assert "ubuntu" in text
 
 
-def test_only_the_publisher_may_ask_for_an_identity() -> None:
+def test_only_what_publishes_may_ask_for_an_identity() -> None:
     text = (WORKFLOWS / "release.yml").read_text(encoding="utf-8")
-    jobs = re.split(r"^  (?=\w+:$)", text.partition("jobs:\n")[2], flags=re.MULTILINE)
-    asking = [job.partition(":")[0] for job in jobs if "id-token: write" in job]
-    assert asking == ["publish"]
-    assert "password" not in text
-    assert "run: make release" in text
+    top, _, below = text.partition("jobs:\n")
+    jobs = dict(
+        part.split(":", 1) for part in re.split(r"^  (?=\w+:$)", below, flags=re.MULTILINE)[1:]
+    )
+    granted = {
+        name: set(re.findall(r"^      ([\w-]+): write$", job, re.MULTILINE))
+        for name, job in jobs.items()
+    }
+    proof = {"id-token", "attestations"}
+    assert granted == {
+        "build": set(),
+        "publish": proof,
+        "image": {*proof, "packages"},
+        "files": {"contents"},
+    }
+    assert "write" not in top
+    assert "secrets." not in text, "each job has a token of its own, and the index needs none"
+    assert "          attestations: true\n" in jobs["publish"]
+    attested = {name for name, job in jobs.items() if "actions/attest-build-provenance@" in job}
+    assert attested == {"publish", "image"}
+    assert "subject-digest: ${{ steps.pushed.outputs.digest }}" in jobs["image"]
+    assert "needs: build\n" in jobs["publish"]
+    assert "needs: build\n" in jobs["image"]
+    assert "run: make release" in jobs["build"]
+
+
+def test_the_workflows_use_one_version_of_each_action() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in WORKFLOWS.glob("*.yml")]
+    used = {one for text in texts for one in re.findall(r"uses: (\S+)@(\S+)", text)}
+    assert len(used) == len({name for name, _ in used})
 
 
 @pytest.mark.process
