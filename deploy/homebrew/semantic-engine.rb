@@ -14,9 +14,10 @@ class SemanticEngine < Formula
   # The libraries of wheels have no room in their headers for longer names.
   preserve_rpath
 
+  # The locked wheels and no resources: Homebrew builds those, and MLX then needs all of Xcode.
   def install
     environment = libexec/"bin/python"
-    system "uv", "venv", "--python", Formula["python@3.13"].opt_bin/"python3.13", libexec
+    system "uv", "venv", "--python", which("python3.13"), libexec
     system "uv", "pip", "install", "--python", environment, "--requirements", "requirements.txt"
     system "uv", "pip", "install", "--python", environment, "--no-deps",
            "--build-constraints", "requirements-build.txt", buildpath

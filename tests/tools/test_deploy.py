@@ -163,6 +163,47 @@ def test_the_formula_names_files_of_the_sdist_and_commands_that_exist() -> None:
     assert version in supported_pythons(ROOT)
 
 
+def style(text: str) -> list[str]:
+    """What `brew style` would say of a formula, as far as its rules are known here."""
+    order = (
+        *("desc", "homepage", "url", "sha256", "license", "depends_on", "preserve_rpath"),
+        *("def", "service", "test"),
+    )
+    stanzas = re.findall(r"^  ([a-z]\w*)(?<!end)\b", text, re.MULTILINE)
+    (desc,) = re.findall(r'^  desc "(.*)"$', text, re.MULTILINE)
+    needed = re.findall(r'^  depends_on "?([\w@.-]+)"?(.*)$', text, re.MULTILINE)
+    sorted_needs = sorted(needed, key=lambda one: (":build" not in one[1], one[0].lower()))
+    found = {
+        "stanzas": sorted(stanzas, key=order.index) != stanzas or set(order) != set(stanzas),
+        "dependencies": sorted_needs != needed,
+        "desc": len(desc) > 80
+        or not re.match(r"(?!(The|An?|Semantic.?[Ee]ngine)\b)[A-Z].*[^.\s]$", desc),
+        "paths": re.search(r'Formula\["[^"]+"\]\.opt_', text) is not None,
+        "lines": any(len(line) > 118 or line != line.rstrip() for line in text.splitlines()),
+    }
+    return [name for name, wrong in found.items() if wrong]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("", "", []),
+        ('desc "Many', 'desc "A model for many', ["desc"]),
+        ('desc "Many', 'desc "many', ["desc"]),
+        ('computed twice"', 'computed twice."', ["desc"]),
+        ('computed twice"', 'computed twice by any of them"', ["desc"]),
+        ('  license "Apache-2.0"\n', "", ["stanzas"]),
+        ("  preserve_rpath\n", '  preserve_rpath\n  license "MIT"\n', ["stanzas"]),
+        ('"uv" => :build', '"uv"', ["dependencies"]),
+        ('which("python3.13")', 'Formula["python@3.13"].opt_bin/"python3.13"', ["paths"]),
+    ],
+)
+def test_the_formula_has_the_style_of_homebrew(old: str, new: str, said: list[str]) -> None:
+    text = FORMULA.read_text(encoding="utf-8")
+    assert old in text
+    assert style(text.replace(old, new, 1)) == said
+
+
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("ruby") is None, reason="needs Ruby")
 def test_the_formula_is_ruby() -> None:
