@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import time
 from contextlib import closing
@@ -17,6 +18,7 @@ from semantic.domain.block_hash import Part
 from semantic.domain.errors import StoreError
 from semantic.domain.identity import digest
 from tests.support import store_blocks as make
+from tests.support.store_blocks import saved_agents
 from tests.unit.adapters.disk.support import PLENTY, is_read, opened, put_all
 
 
@@ -139,6 +141,23 @@ def test_somebody_elses_files_are_not_made_a_store(root: Path) -> None:
     root.mkdir(mode=0o700)
     (root / "thesis.txt").write_text("x")
     refused(root, "not a store")
+
+
+def test_a_store_that_0_1_0_wrote_is_read_by_every_later_version(root: Path) -> None:
+    """docs/operating.md promises it: the archive stays as it is, and a version that cannot read it
+    writes another FORMAT. It has blocks of `make.chain(300)` and the pinned agent "ada"."""
+    shutil.unpack_archive(Path(__file__).with_name("format_1.tar.xz"), root, filter="data")
+    first, second = make.chain(300)
+    with opened(root) as store:
+        assert is_read(store, first)
+        assert is_read(store, second)
+        assert is_read(store, first, Part.WINDOW)
+        checkpoint = make.block(second, Part.CHECKPOINT)
+        assert store.read(checkpoint.header) == checkpoint.body
+        (agent,) = saved_agents(store)
+        assert (agent.agent_id, agent.pinned, agent.generation) == ("ada", True, 1)
+        assert agent.token_ids == make.text(300)
+        assert store.check(read_data=True).is_clean
 
 
 @pytest.mark.parametrize(
