@@ -18,12 +18,14 @@ from semantic.cli.cache import CACHE_COMMANDS
 from semantic.cli.chat import chat
 from semantic.cli.demo import demo
 from semantic.cli.doctor import doctor
+from semantic.cli.edge import process_edge
 from semantic.cli.models.commands import MODEL_COMMANDS
 from semantic.cli.options import Command, CommandTable, EngineOptions, command
 from semantic.cli.run import run
 from semantic.cli.terminal import escape_unencodable
 from semantic.composition.framework import be_program
 from semantic.composition.plugins import tables
+from semantic.domain.errors import OperatorError
 
 if TYPE_CHECKING:
     from typer._click import Command as ClickCommand
@@ -35,6 +37,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 _ARGUMENTS = "Arguments"
 _OPTIONS = "Options"
+_DISTRIBUTION = "semantic-engine"
 
 
 class PlainCommand(TyperCommand):
@@ -123,6 +126,34 @@ def print_version(requested: bool) -> None:
         raise typer.Exit
 
 
+@process_edge()
+def print_newest(requested: bool) -> None:
+    """--check-updates: print the newest version beside this one, and exit."""
+    if requested:
+        typer.echo(f"semantic {__version__}; the newest is {newest_version()}")
+        raise typer.Exit
+
+
+def newest_version() -> str:
+    """Return the newest version in the index that pip is configured for, or uv in an environment
+    without pip. Raises OperatorError without an answer."""
+    import subprocess
+    from importlib.util import find_spec
+
+    asked = [sys.executable, "-P", "-m", "pip", "index", "versions", _DISTRIBUTION]
+    if find_spec("pip") is None:
+        asked = ["uv", "pip", "compile", "--no-deps", "--no-header", "-p", sys.executable, "-"]
+    try:
+        ran = subprocess.run(  # noqa: S603  no shell, and no text of a request
+            asked, input=_DISTRIBUTION, capture_output=True, encoding="utf-8", check=True
+        )
+        return ran.stdout.partition(_DISTRIBUTION)[2].split()[0].strip("=()")
+    except (OSError, subprocess.CalledProcessError, IndexError) as error:
+        said = str(getattr(error, "stderr", None) or error).rpartition("ERROR: ")[2]
+        reason = f"cannot find the newest version: {said}; configure the index of pip or uv"
+        raise OperatorError(reason) from error
+
+
 @command
 def group(
     ctx: typer.Context,
@@ -131,12 +162,18 @@ def group(
         bool,
         typer.Option("--version", help="Print the version.", is_eager=True, callback=print_version),
     ] = False,
+    updates: Annotated[
+        bool,
+        typer.Option(
+            "--check-updates", help="Ask pip or uv for a newer one.", callback=print_newest
+        ),
+    ] = False,
 ) -> None:
     """Many LLM agents share one local model, and no token is computed twice.
 
     The options below may come before or after the command.
     """
-    del version
+    del version, updates
     given = {name: value for name, value in asdict(engine).items() if _is_given(ctx, name)}
     below = {name: _defaults(commands, given) for name, (_, commands) in TABLE.groups.items()}
     ctx.default_map = {**_defaults({**TABLE.commands, **TABLE.apart}, given), **below}
