@@ -34,7 +34,7 @@ class Index(SimpleHTTPRequestHandler):
 def index(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """The folder of the package, below an index that both tools are configured for."""
+    """The folder of the package, below an index that both tools ask."""
     folder = tmp_path / "simple" / "semantic-engine"
     folder.mkdir(parents=True)
     Index.asked.clear()

@@ -135,8 +135,8 @@ def print_newest(requested: bool) -> None:
 
 
 def newest_version() -> str:
-    """Return the newest version in the index that pip is configured for, or uv in an environment
-    without pip. Raises OperatorError without an answer."""
+    """Return the newest version in pip's index, or in uv's in an environment without pip. Raises
+    OperatorError without an answer."""
     import subprocess
     from importlib.util import find_spec
 
