@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
-from semantic.application.chat.replay import turns_owner
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import shared_place
 from semantic.domain.block_hash import tenant_tag
 from semantic.domain.errors import InvalidRequestError, OperatorError, StoreError
+from semantic.domain.identity import turns_owner
 
 if TYPE_CHECKING:
     from semantic.ports.store import DiskResponsesPort

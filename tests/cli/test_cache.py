@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.stores.disk import DiskStore
-from semantic.application.chat.replay import turns_owner
 from semantic.cli.cache import CACHE_COMMANDS
 from semantic.composition import process_stores
 from semantic.composition.engine_settings import Settings
@@ -26,6 +25,7 @@ from semantic.composition.process_stores import (
 )
 from semantic.domain.block_hash import LOCAL_TENANT, Scope, tenant_tag
 from semantic.domain.errors import StoreError
+from semantic.domain.identity import turns_owner
 from semantic.domain.stored import Tier
 from semantic_fleet import fleet_store
 from semantic_fleet.objects.remote_records import Records

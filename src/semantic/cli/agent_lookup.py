@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from semantic.application.agents.branches import is_checkpoint
 from semantic.application.agents.footprint import walk
 from semantic.application.cache.agent_notes import parent_of
 from semantic.cli.options import StoreOptions
@@ -103,14 +105,15 @@ def last_saved(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, limit: int
 ) -> tuple[list[Manifest], int]:
     """Return at most `limit` agents that `only` accepts, last saved first. Also return the number
-    of all other agents that `only` accepts."""
+    of all other agents that `only` accepts, or without a filter of agents and checkpoints."""
     if only != EVERY_AGENT:
         accepted = agents_where(store, scopes, only)
         return accepted[:limit], max(0, len(accepted) - limit)
-    pages = [store.page(scope, limit) for scope in scopes]
-    found = sorted(
-        (manifest for page in pages for manifest in page), key=lambda one: one.place, reverse=True
-    )[:limit]
+    listed = (
+        islice((one for one in walk(store, scope) if not is_checkpoint(one.agent_id)), limit)
+        for scope in scopes
+    )
+    found = sorted(chain.from_iterable(listed), key=lambda one: one.place, reverse=True)[:limit]
     if len(found) < limit:
         return found, 0
     n_all = sum(store.count_of(tag) for tag in {scope.tenant for scope in scopes})
@@ -127,6 +130,7 @@ def agents_where(
         for scope in scopes
         for manifest in walk(store, scope)
         if shown_id(manifest, whole=True).startswith(of_model)
+        and not is_checkpoint(manifest.agent_id)
         and only.accepts(manifest.agent_id, "idle", parent_of(manifest), pinned=manifest.pinned)
     ]
     return sorted(found, key=lambda one: one.place, reverse=True)
@@ -160,9 +164,10 @@ def find_agent(
 
 
 def require_free_name(agents: AgentIndexPort, like: Manifest, name: str) -> None:
-    """Raise InvalidRequestError if `name` is empty or taken by an agent of the same model."""
-    if not name:
-        raise InvalidRequestError("an agent's name must not be empty")
+    """Raise InvalidRequestError for an empty name, a checkpoint's, or that of an agent of the same
+    model."""
+    if not name or is_checkpoint(name):
+        raise InvalidRequestError("an agent's name must not be empty or a checkpoint's")
     if agents.manifest(like.scope, name) is not None:
         raise InvalidRequestError(f"an agent {show_name(name)} of this model exists already")
 

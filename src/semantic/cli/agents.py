@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from semantic.application.agents.branches import names_of_checkpoints
 from semantic.application.agents.footprint import AgentFootprint, footprints
 from semantic.application.cache.agent_notes import parent_of, session_and_client_in
 from semantic.cli.agent_lookup import (
@@ -27,6 +28,7 @@ from semantic.cli.agent_lookup import (
     scopes_of,
     shown_id,
 )
+from semantic.cli.branch_commands import BRANCH_COMMANDS, AtTurn, history_at, with_descendants
 from semantic.cli.options import AsJson, StoreOptions
 from semantic.cli.report import (
     Json,
@@ -46,7 +48,10 @@ from semantic.composition.named_models import model_name
 from semantic.domain.block_hash import tenant_id
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import Manifest
-from semantic.ports.agents import EVERY_AGENT, AgentFilter
+from semantic.ports.agents import EVERY_AGENT, AgentFilter, Branch
+
+if TYPE_CHECKING:
+    from semantic.adapters.stores.disk.store import DiskStore
 
 _NAMED = 10
 """The maximum number of names in a question to the user."""
@@ -66,7 +71,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Forget agents. The store evicts their blocks when it needs space.
+    """Forget agents and their checkpoints. The store evicts their blocks when it needs space.
 
     Asks first for more than one name, or a filter. Forgets nothing if a name is unknown.
     """
@@ -83,10 +88,39 @@ def rm(
             found = agents_where(disk, scopes_of(disk, tenant), only, model_id)
         if len(unique) != 1 and found and not yes:
             _confirm(found)
-        removed = [disk.remove(agent.scope, agent.agent_id) for agent in found]
+        removed = [_forget(disk, agent) for agent in found]
     typer.echo(
         _document(found, removed, one=len(unique) == 1) if as_json else _text(found, removed)
     )
+
+
+def done(
+    store: StoreOptions,
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="The agents' names.", show_default=False)
+    ],
+    model_id: ModelId = None,
+    tenant: TenantName = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forget families: agents with their descendants and checkpoints.
+
+    Asks first for more than one agent.
+    """
+    with open_store(store) as disk:
+        roots = [find_agent(disk, name, model_id, tenant) for name in dict.fromkeys(names)]
+        found = with_descendants(disk, roots)
+        if len(found) > 1 and not yes:
+            _confirm(found)
+        removed = [_forget(disk, agent) for agent in found]
+    typer.echo(_document(found, removed, one=False) if as_json else _text(found, removed))
+
+
+def _forget(store: DiskStore, agent: Manifest) -> bool:
+    for name in names_of_checkpoints(store, agent.scope, agent.agent_id):
+        store.remove(agent.scope, name)
+    return store.remove(agent.scope, agent.agent_id)
 
 
 def _confirm(agents: Sequence[Manifest]) -> None:
@@ -194,32 +228,33 @@ def show(
 def fork(
     store: StoreOptions,
     name: AgentName,
-    new_name: Annotated[
-        str, typer.Argument(metavar="NEW", help="The new agent's name.", show_default=False)
+    new_names: Annotated[
+        list[str],
+        typer.Argument(metavar="NEW...", help="The new agents' names.", show_default=False),
     ],
+    checkpoint: Annotated[
+        str | None, typer.Option("--at", metavar="CHECKPOINT", help="Begin at a checkpoint.")
+    ] = None,
+    turn: AtTurn = None,
     model_id: ModelId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a new agent with the tokens of another, copying no block."""
+    """Create new agents with the tokens of another, copying no block."""
+    if len(set(new_names)) < len(new_names):
+        raise InvalidRequestError("the new agents' names must differ")
     with open_store(store) as disk:
-        parent = find_agent(disk, name, model_id)
-        require_free_name(disk, parent, new_name)
-        save(
-            disk,
-            replace(
-                parent,
-                agent_id=new_name,
-                generation=0,
-                turns=0,
-                pinned=False,
-                parent=name,
-                saved_at=time.time(),
-                match=None,
-            ),
-        )
+        agent = find_agent(disk, name, model_id)
+        parent = history_at(disk, agent, Branch(name, checkpoint, turn))
+        for new_name in new_names:
+            require_free_name(disk, parent, new_name)
+        for new_name in new_names:
+            new = replace(parent, agent_id=new_name, parent=name, pinned=False, match=None)
+            save(disk, replace(new, generation=0, turns=0, saved_at=time.time()))
     tokens = len(parent.token_ids)
-    text = f"{show_name(new_name)} begins with the {tokens} tokens of {show_name(name)}"
-    print_result(as_json, text, {"name": new_name, "parent": name, "tokens": tokens})
+    found: list[Json] = [{"name": one, "parent": name, "tokens": tokens} for one in new_names]
+    listed = ", ".join(map(show_name, new_names))
+    text = f"{listed} begin{'s' * (len(found) == 1)} with the {tokens} tokens of {show_name(name)}"
+    print_result(as_json, text, found[0] if len(found) == 1 else {"agents": found})
 
 
 def pin(
@@ -245,7 +280,9 @@ AGENT_COMMANDS: dict[str, Callable[..., None]] = {
     "fork": fork,
     "pin": pin,
     "rm": rm,
+    "done": done,
     "why": why,
+    **BRANCH_COMMANDS,
 }
 
 

@@ -17,6 +17,7 @@ MAX_TAG_LENGTH = 128
 _MAX_PART_LENGTH = 100
 """The maximum number of characters of a tag within a name."""
 _DIGEST_DIGITS = 32
+_OWNER_BYTES = 16
 _ESCAPES = str.maketrans({"%": "%25", "/": "%2F", "~": "%7E"})
 LONGEST_ABSENCE: Final = 86_400.0
 """The maximum of `Hints.back_in`, in seconds."""
@@ -124,3 +125,8 @@ def digest(domain: str, *fields: bytes) -> bytes:
         hashed.update(len(field).to_bytes(8, "little"))
         hashed.update(field)
     return hashed.digest()
+
+
+def turns_owner(tenant: str) -> bytes:
+    """Return the owner of a tenant's turns in a store."""
+    return digest("turns-owner-v1", tenant.encode("utf-8", "surrogatepass"))[:_OWNER_BYTES]

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope
 from semantic.domain.chat import Point, Turn
-from semantic.domain.responses import StoredResponse
 from semantic.domain.stored import (
     AgentName,
     BlockHeader,
@@ -25,6 +24,9 @@ from semantic.domain.stored import (
     StoreStats,
     Tier,
 )
+
+if TYPE_CHECKING:
+    from semantic.domain.responses import StoredResponse
 
 
 class ResponsesPort(Protocol):

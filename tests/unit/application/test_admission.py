@@ -6,6 +6,7 @@ import pytest
 
 from semantic.application.engine.admission import Admission, QueueLimits, limit_bytes
 from semantic.domain.errors import InvalidRequestError, OverloadedError, TenantLimitError
+from semantic.domain.prefix import digests_of
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import ModelCacheSpec
 from tests.support.fake_backend import FULL, window
@@ -173,3 +174,22 @@ def test_alone_a_tenant_may_fill_the_queue() -> None:
     for name in "abc":
         of.enter(name, 1, "a")
     refusal(of)
+
+
+def test_what_prompts_begin_with_counts_once() -> None:
+    """16 forks of a long agent fit into the queue."""
+    of = admission(FakeClock(), most=100, columns=10)
+    parent = list(range(2560))
+    for i in range(16):
+        of.enter(f"fork {i}", 2570, "", digests_of([*parent, i]))
+    assert of.n_bytes == SPEC.bytes_for(2570) + 15 * SPEC.bytes_for(10)
+    of.leave("fork 0")
+    before = of.n_bytes
+    of.enter("other beginning", 2570, "", digests_of([7, *parent]))
+    of.enter("other tenant", 2570, "b", digests_of([*parent, 1]))
+    assert of.n_bytes == before + 2 * SPEC.bytes_for(2570)
+    for i in range(16):
+        of.leave(f"fork {i}")
+    of.leave("other beginning")
+    of.leave("other tenant")
+    assert of.n_bytes == 0

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard, TypeVar, get_args
+from typing import TYPE_CHECKING, TypeGuard, TypeVar, get_args
 
-from semantic.application.request import Request
 from semantic.domain.chat import Chat, Role
 from semantic.domain.identity import Identity, digest, is_tag
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
@@ -32,6 +31,9 @@ from semantic.domain.request_parts import (
 )
 from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from semantic.application.request import Request
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from semantic.domain.chat import (
     tool_text,
 )
 from semantic.domain.fair_share import FairLru
-from semantic.domain.identity import digest
+from semantic.domain.identity import digest, turns_owner
 from semantic.domain.request_parts import Answered
 from semantic.ports.chat import ChatFormat, RenderedChat
 from semantic.ports.store import TurnsPort
@@ -63,7 +63,6 @@ class ToolSpellings:
 
 
 _DIGEST_BYTES = 32
-_OWNER_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +86,6 @@ class _Known:
 
     tokens: list[int]
     digest: bytes
-
-
-def turns_owner(tenant: str) -> bytes:
-    return digest("turns-owner-v1", tenant.encode("utf-8", "surrogatepass"))[:_OWNER_BYTES]
 
 
 class Replay:

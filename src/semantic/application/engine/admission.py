@@ -1,4 +1,7 @@
-"""Admission: limits the requests in the queue, and computes Retry-After. Thread-safe."""
+"""Admission: limits the requests in the queue, and computes Retry-After. Thread-safe.
+
+Tokens with which several queued prompts begin count once, as only one request computes them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from dataclasses import dataclass
 
 from semantic.domain.errors import InvalidRequestError, OverloadedError, TenantLimitError
 from semantic.domain.fair_share import FairRoom
+from semantic.domain.prefix import PromptDigests, digests_of
 from semantic.domain.services import BlockPool
 from semantic.ports.generation import Clock
 
@@ -50,6 +54,9 @@ def limit_bytes(pool: BlockPool) -> int:
     return min(by_bytes)
 
 
+_NOTHING = digests_of(())
+
+
 class Admission:
     def __init__(self, limits: QueueLimits, pool: BlockPool, clock: Clock) -> None:
         pool_bytes = limit_bytes(pool)
@@ -59,7 +66,7 @@ class Admission:
         self._shared = limits.shared
         self._clock = clock
         self._lock = threading.Lock()
-        self._waiting: dict[Hashable, tuple[int, str]] = {}
+        self._waiting: dict[Hashable, tuple[int, str, PromptDigests]] = {}
         self._left: deque[tuple[float, int]] = deque([(clock(), 0)], maxlen=_MEASURED + 1)
 
     @property
@@ -72,11 +79,17 @@ class Admission:
         """The bytes that the queued requests may need."""
         return self._bytes.used
 
-    def enter(self, submission: Hashable, n_tokens: int, tenant: str = "") -> None:
+    def enter(
+        self,
+        submission: Hashable,
+        n_tokens: int,
+        tenant: str = "",
+        prompt: PromptDigests = _NOTHING,
+    ) -> None:
         """Add a request of at most `n_tokens`. Raises OverloadedError if the queue is full, and
         TenantLimitError if the tenant's part of the queue is full."""
-        n_bytes = self._spec.bytes_for(n_tokens)
         with self._lock:
+            n_bytes = self._spec.bytes_for(n_tokens - self._common(tenant, prompt))
             if self._waiting and not (self._requests.fits(1) and self._bytes.fits(n_bytes)):
                 raise OverloadedError(
                     f"the queue is full: it holds at most {self._requests.most} requests and "
@@ -88,7 +101,7 @@ class Admission:
             if not self._waiting:
                 self._left.clear()
                 self._left.append((self._clock(), 0))
-            self._waiting[submission] = n_bytes, tenant
+            self._waiting[submission] = n_bytes, tenant, prompt
             self._requests.take(tenant, 1)
             self._bytes.take(tenant, n_bytes)
 
@@ -97,10 +110,14 @@ class Admission:
         with self._lock:
             if submission not in self._waiting:
                 return
-            n_bytes, tenant = self._waiting.pop(submission)
+            n_bytes, tenant, _ = self._waiting.pop(submission)
             self._requests.give(tenant, 1)
             self._bytes.give(tenant, n_bytes)
             self._left.append((self._clock(), n_bytes))
+
+    def _common(self, tenant: str, prompt: PromptDigests) -> int:
+        others = (one for _, of, one in self._waiting.values() if of == tenant)
+        return max((prompt.common(one) for one in others), default=0)
 
     def _require_room_beside(self, tenant: str, n_bytes: int) -> None:
         own, own_bytes = self._requests.of(tenant), self._bytes.of(tenant)

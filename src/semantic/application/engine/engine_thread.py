@@ -27,6 +27,7 @@ from semantic.domain.errors import (
     SemanticError,
 )
 from semantic.domain.fair_share import RoundRobin
+from semantic.domain.prefix import digests_of
 from semantic.domain.stored import Tier
 from semantic.domain.value_objects import CompletedGeneration
 from semantic.ports.generation import Clock, EngineEvent, Slices
@@ -140,13 +141,14 @@ class EngineThread:
     def submit(self, submission: Submission, listener: Listener) -> RequestHandle:
         """Queue a request for the next step. Raises OverloadedError, and BackendError if the
         engine has failed for good."""
-        handle = RequestHandle(submission, listener)
+        handle, prompt = RequestHandle(submission, listener), submission.prompt
+        digests = digests_of(() if isinstance(prompt, str) else prompt)
         with self._changed:
             if not self._state.accepts_submissions or self._admission is None:
                 raise self._refusal()
             if self._loop.is_out_of_memory:
                 raise OverloadedError(_NO_MEMORY, retry_after=_RETRY_AFTER)
-            self._admission.enter(handle, submission.max_total_tokens, submission.tenant)
+            self._admission.enter(handle, submission.max_total_tokens, submission.tenant, digests)
             self._inbox.push(handle.submission.tenant, handle)
             self._changed.notify_all()
         return handle
