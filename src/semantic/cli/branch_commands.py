@@ -97,10 +97,11 @@ def checkpoint(
             agent = as_of(agent, turn)
             save(disk, new_checkpoint(agent, checkpoint, time.time()))
     tokens = len(agent.token_ids)
-    end = "is gone" if delete else f"has the {tokens} tokens of {show_name(name)}"
+    mark = f"checkpoint {show_name(checkpoint)}"
+    text = f"{mark} has the {tokens} tokens of {show_name(name)}"
     facts: Json = {"name": checkpoint, "agent": name}
     facts |= {"deleted": True} if delete else {"tokens": tokens}
-    print_result(as_json, f"checkpoint {show_name(checkpoint)} {end}", facts)
+    print_result(as_json, f"deleted {mark}" if delete else text, facts)
 
 
 def restore(

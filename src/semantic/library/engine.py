@@ -252,7 +252,7 @@ class Agent:
 
     def fork(self, name: str, *, checkpoint: str | None = None, turn: int | None = None) -> Agent:
         """Return a new agent with this agent's conversation and cache, or those at a checkpoint or
-        an earlier turn, counted from 1. Raises InvalidRequestError if the name is taken, or before
+        an earlier turn, counted from 1. Raises InvalidRequestError for a taken name, or before
         the first turn, and AgentNotFoundError for an unknown checkpoint."""
         forked = self._agent.fork(name, checkpoint=checkpoint, turn=turn)
         return Agent(self._loop.run(forked), self._loop)
