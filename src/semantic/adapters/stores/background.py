@@ -20,7 +20,7 @@ from semantic.adapters.stores.write_queue import WriteQueue
 from semantic.domain.block_hash import PUBLIC_TENANT, BlockHash, BlockKey, Part, tenant_tag
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import BlockHeader, BlockRead, Found, StoredBlock, StoreStats, Tier
-from semantic.ports.store import StorePort
+from semantic.ports.store import QuotaPort, StorePort
 
 QUEUED_BLOCK_BYTES = 1024
 """Bytes counted for a queued block in addition to its body."""
@@ -241,9 +241,14 @@ class BackgroundStore:
         with self._changed:
             self._queue.counts["hits"] += n
 
+    def _put(self, block: StoredBlock) -> bool:
+        """Return False if a write failed. A block beyond the quota is no failure."""
+        inner = self.inner
+        return inner.put(block) or (isinstance(inner, QuotaPort) and inner.refused)
+
     def _write(self, job: _Put) -> None:
         try:
-            self._queue.attempt(lambda: self.inner.put(job.block), "dropped")
+            self._queue.attempt(lambda: self._put(job.block), "dropped")
         finally:
             if self.pace is not None:
                 self.pace.end()

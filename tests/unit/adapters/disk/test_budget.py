@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.disk import DiskStore
 from semantic.domain.block_hash import Part
 from semantic.domain.stored import StoredBlock
@@ -121,6 +122,23 @@ def test_a_manifest_goes_only_when_nothing_else_is_left(root: Path) -> None:
         assert "agent 11" in names
         assert "agent 0" not in names
         assert disk_usage(root) <= SMALL
+
+
+@pytest.mark.process
+def test_an_agent_longer_than_the_budget_is_saved(root: Path) -> None:
+    """Blocks beyond the budget are no failed writes, after which the queue would pause."""
+    with opened(root, SMALL) as disk:
+        store = BackgroundStore(disk, 64 << 20)
+        agent = make.manifest("long", 256 * 60)
+        for link in agent.scope.chain(agent.token_ids):
+            assert store.put(make.block(link))
+        assert store.agents.save(agent)
+        store.flush()
+        assert [one.agent_id for one in saved_agents(disk)] == ["long"]
+        counts = store.stats()[0].counts
+        assert (counts["dropped"], counts.get("back-offs", 0)) == (0, 0)
+        assert count(disk, "dropped") > 3
+        store.close()
 
 
 def test_damaged_files_count_and_go_first(root: Path) -> None:

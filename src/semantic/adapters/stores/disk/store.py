@@ -83,6 +83,7 @@ class DiskStore:
         self._counts = store.counts
         self._blocks = Blocks(store)
         self._agents = Agents(store)
+        self.refused = False
 
     @classmethod
     def open(
@@ -155,9 +156,10 @@ class DiskStore:
 
     def put(self, block: StoredBlock) -> bool:
         with self._store.write_lock:
-            is_stored = self._change(lambda: self._blocks.put(block), failed=False)
+            is_stored = self._change(lambda: self._blocks.put(block), failed=None)
+            self.refused = is_stored is False
         self._store.written.settle_if_due()
-        return is_stored
+        return is_stored is True
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
         with self._store.write_lock:
