@@ -76,7 +76,7 @@ class Engine:
         self.pool = BlockPool(spec, max_bytes=1 << 40)
         self.model = model
         self.engine = BlockPoolBatchEngine(model, tokenizer, self.pool, spec, store=self.store)
-        directory = AgentDirectory(self.store, namespace(model), "semantic-tiny")
+        directory = AgentDirectory(self.store, disk, namespace(model), "semantic-tiny")
         finder = AgentFinder(partial(tenant_tag, self.store.secret))
         archives = AgentArchives(
             self.store,

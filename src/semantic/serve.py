@@ -270,7 +270,9 @@ def _build_serving(
     # The first grammar of a tokenizer takes seconds: compile it now, without delaying the start.
     first = Grammar("json_schema", "{}")
     workers.submit("", lambda: model.check_grammar(first), is_short=False)
-    directory: AgentDirectory = AgentDirectory(app.store, _namespace(app), served.id)
+    directory: AgentDirectory = AgentDirectory(
+        app.store, durable_tier(app.store), _namespace(app), served.id
+    )
     transfers = _transfers(thread, app, directory, settings.tenants)
     agents = ServedAgents(thread, directory, finder, workers, transfers)
     names = AgentNames(finder, saved)

@@ -50,6 +50,7 @@ class AgentsWorld:
         *,
         total_blocks: int = 100,
         layers: tuple[LayerSpec, ...] = (FULL, FULL),
+        durable: StorePort | None = None,
         tenants: Mapping[TenantId, str] | None = None,
     ) -> None:
         """`tenants` are those with keys, for imports."""
@@ -58,7 +59,9 @@ class AgentsWorld:
         self.engine = self.world.engine
         backend = self.world.backend
         self.namespace = namespace_of(backend.model_id, backend.layout().name)
-        directory: AgentDirectory = AgentDirectory(self.store, self.namespace, "tiny")
+        directory: AgentDirectory = AgentDirectory(
+            self.store, durable or self.store, self.namespace, "tiny"
+        )
         finder = AgentFinder(partial(tenant_tag, self.store.secret))
         archives = AgentArchives(
             self.store,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -137,6 +138,11 @@ class FairLru(Generic[K, V]):
         """Return the value without marking it as used; None if the key is unknown."""
         found = self._tenants.get(tenant, OrderedDict()).get(key)
         return None if found is None else found[0]
+
+    def latest(self, tenant: Hashable, most: int) -> list[tuple[K, V]]:
+        """Return the tenant's `most` last used keys and values, last used first."""
+        own = reversed(self._tenants.get(tenant, OrderedDict()).items())
+        return [(key, value) for key, (value, _) in islice(own, most)]
 
     def put(self, tenant: Hashable, key: K, value: V, weight: int = 1) -> None:
         """Set a value, dropping other values if necessary. Drops a value that exceeds `most`."""

@@ -9,12 +9,13 @@ from typing import TypeVar
 
 import pytest
 
+from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.agents.branches import as_of, checkpoint_id, family
 from semantic.application.cache.agent_notes import note_of
 from semantic.application.chat.transcript import messages_in, transcript_of
 from semantic.domain.block_hash import Scope
 from semantic.domain.chat import Message
-from semantic.domain.errors import AgentNotFoundError, InvalidRequestError
+from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, StoreError
 from semantic.domain.request_parts import Named, Parts
 from semantic.domain.stored import Manifest, TurnEnd
 from semantic.ports.agents import Branch, Checkpoints
@@ -161,6 +162,14 @@ def test_a_checkpoint_needs_a_new_name_and_an_agent_with_a_turn(served: AgentsWo
         listed(served, "eve")
     with pytest.raises(AgentNotFoundError):
         run(served.agents.checkpoints("ada", "another tenant"))
+
+
+def test_a_checkpoint_that_does_not_last_is_none() -> None:
+    served = AgentsWorld(durable=MemoryStore(64 << 20))
+    served.turn("ada", 300)
+    with pytest.raises(StoreError, match="cannot keep checkpoint 'plan': the store dropped it"):
+        checkpoint(served, "plan")
+    assert listed(served).saved == ()
 
 
 def test_an_agent_goes_back_to_its_checkpoint(served: AgentsWorld) -> None:

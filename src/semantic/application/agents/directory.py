@@ -33,7 +33,7 @@ from semantic.application.agents.footprint import (
     place_of,
     walk,
 )
-from semantic.application.cache.agent_notes import parent_in, parent_of, session_and_client_in
+from semantic.application.cache.agent_notes import parent_after, parent_of, session_and_client_in
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.request import Phase, Request
 from semantic.domain.block_hash import Scope, tenant_id, tenant_tag
@@ -80,9 +80,11 @@ class Activity:
 class AgentDirectory:
     """Lists and changes the agents of one model, for one tenant per call."""
 
-    def __init__(self, store: StorePort, namespace: bytes, model: str) -> None:
-        """`namespace` identifies the model's content, and `model` is the model's name."""
+    def __init__(self, store: StorePort, durable: StorePort, namespace: bytes, model: str) -> None:
+        """`durable` is the most durable tier of `store`. `namespace` identifies the model's
+        content, and `model` is the model's name."""
         self._store = store
+        self._durable = durable.agents
         self._agents = store.agents
         self._namespace = namespace
         self._model = model
@@ -266,9 +268,14 @@ class AgentDirectory:
             )
         if pinned:
             self._require_pinnable(saved)
-        if not self._agents.save(replace(saved, pinned=pinned)):
-            raise StoreError(f"cannot save checkpoint {name!r:.80}: the store refused it")
+        self._agents.save(replace(saved, pinned=pinned))
         self._store.flush()
+        if self._durable.manifest(saved.scope, saved.agent_id) is None:
+            self._agents.remove(saved.scope, saved.agent_id)
+            raise StoreError(
+                f"cannot keep checkpoint {name!r:.80}: the store dropped it; `semantic doctor` "
+                "checks the store"
+            )
         return self._checkpoint(replace(saved, pinned=pinned))
 
     def checkpoints(
@@ -400,7 +407,7 @@ class AgentDirectory:
     ) -> tuple[str, ...]:
         saved = self._agents.child_agents(self.scope(tenant), agent_id)
         saved = [name for name in saved if not is_checkpoint(name)]
-        asking = (name for name, one in seen.items() if parent_in(one.note) == agent_id)
+        asking = (name for name, one in seen.items() if parent_after(None, one.note) == agent_id)
         return tuple(sorted({*saved, *asking}))
 
     def _checkpoint(self, saved: Manifest) -> AgentSummary:
@@ -448,7 +455,7 @@ class AgentDirectory:
             pool_bytes=activity.pool_bytes,
             pinned=False,
             turns=0,
-            parent=parent_in(activity.note),
+            parent=parent_after(None, activity.note),
             session=session,
             client=client,
         )

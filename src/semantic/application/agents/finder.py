@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from semantic.application.agents.branches import Kinship
 from semantic.application.cache.agent_notes import Origin, note_of, origin_in, origin_of, parts_in
 from semantic.application.chat.preparation import Prepared
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
@@ -396,6 +397,7 @@ class AgentNames:
         self._finder = finder
         self._saved = saved
         self._busy: dict[str, Counter[str]] = {}
+        self._kinship = Kinship()
 
     async def ready(self, ask: Ask) -> None:
         """Wait until the finder can find the request's agent."""
@@ -431,7 +433,9 @@ class AgentNames:
     def note(self, agent: str, prepared: Prepared, ask: Ask) -> str:
         """Return the note to save with `agent`."""
         origin = self._finder.origin(agent, ask.tenant) or _origin(prepared, ask)
-        return note_of("" if origin is None else origin.note(), prepared.parts, ask.note)
+        continued = self._kinship.parent(agent, ask.tenant, prepared.parts) if ask.keep else None
+        first = "" if origin is None else origin.note()
+        return note_of(first, prepared.parts, ask.note, continued)
 
 
 def _origin(prepared: Prepared, ask: Ask) -> Origin | None:

@@ -39,18 +39,34 @@ T = TypeVar("T")
 
 _AGENT_NOTE_START = '{"parts"'
 _AGENT_NOTE_VERSION = 1
+_CONTINUED = "continued"
 _ROLES: dict[str, Role] = {role[0]: role for role in get_args(Role)}
 
 
-def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
-    """Return a note with one line each for `origin`, `parts` and `last`. Leaves out empty lines."""
+def note_of(origin: str, parts: Parts | None, last: str = "", continued: str | None = None) -> str:
+    """Return a note with one line each for `origin`, `parts`, the agent that a new agent seems to
+    continue, and `last`. Leaves out empty lines."""
     lines = [origin] if origin else []
     if parts is not None:
         text = json.dumps(_written(parts), ensure_ascii=False, separators=(",", ":"))
         lines.append(text)
+    if continued is not None:
+        lines.append(json.dumps({_CONTINUED: continued}))
     if last:
         lines.append(last)
     return "\n".join(lines)
+
+
+def continued_in(note: str) -> str | None:
+    """Return the agent that a new agent seems to continue; None without one."""
+    lines = note.split("\n", 3)[:3]  # other texts may be long
+    line = next((one for one in lines if one.startswith(f'{{"{_CONTINUED}"')), None)
+    try:
+        fields = {} if line is None else json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    name = fields.get(_CONTINUED)
+    return name if _is_parent(name) else None
 
 
 def parts_in(note: str, max_messages: int = MAX_MESSAGES) -> Parts | None:
@@ -174,6 +190,15 @@ def parent_of(manifest: Manifest) -> str | None:
     """Return the name of the agent's parent: a fork's original, or the parent that the client
     named."""
     return manifest.parent if manifest.parent is not None else parent_in(manifest.note)
+
+
+def parent_after(before: Manifest | None, note: str) -> str | None:
+    """Return the parent of an agent after a request with `note`. `before` is the agent's manifest
+    before it, None for a new agent."""
+    named = parent_in(note)
+    if before is None:
+        return continued_in(note) if named is None else named
+    return named if before.parent is None else before.parent
 
 
 def parent_in(note: str) -> str | None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from semantic.application.cache.agent_notes import match_report, parent_in
+from semantic.application.cache.agent_notes import match_report, parent_after
 from semantic.application.cache.checkpoint_plan import FEWEST_TOKENS
 from semantic.application.cache.loading import BreakEven, Loader
 from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix
@@ -298,7 +298,6 @@ class PrefixStore:
         """Save the manifest of the request's agent, with the first `length` tokens."""
         # Not the request's manifest: a caller may have pinned the agent meanwhile.
         before = self.manifest(request.agent_id, request.tenant)
-        parent = None if before is None else before.parent
         tokens = request.tokens[:length]
         self._store.agents.save(
             Manifest(
@@ -307,7 +306,7 @@ class PrefixStore:
                 tokens,
                 turns=1 if before is None else before.turns + 1,
                 pinned=before is not None and before.pinned,
-                parent=parent_in(request.note) if parent is None else parent,
+                parent=parent_after(before, request.note),
                 prompt_tokens=len(request.prompt),
                 note=request.note,
                 model=self._model_name,
