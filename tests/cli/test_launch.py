@@ -569,7 +569,7 @@ def test_no_server_is_one_line_that_says_how_to_start_one(server: Server) -> Non
     finally:
         server.__init__()  # type: ignore[misc]  # the fixture stops it again
     assert (ran.code, len(ran.error_lines)) == (4, 1)
-    assert "no server answers at http://127.0.0.1:" in ran.err
+    assert "cannot reach http://127.0.0.1:" in ran.err
     assert "semantic serve" in ran.err
 
 

@@ -188,7 +188,7 @@ def test_an_import_that_is_refused_says_why_and_leaves_nothing(
 def test_what_is_no_server_of_ours_is_named(tmp_path: Path) -> None:
     command = ("agents", "export", "ada", str(tmp_path / "x"), "--server")
     ran = semantic(*command, "http://127.0.0.1:1")
-    assert (ran.code, "no server answers at http://127.0.0.1:1" in ran.err) == (4, True)
+    assert (ran.code, "cannot reach http://127.0.0.1:1" in ran.err) == (4, True)
     assert (semantic(*command, "not an address").code, left(tmp_path)) == (2, [])
     with half_a_server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}") as (url, _):
         ran = semantic(*command, url)

@@ -89,7 +89,7 @@ def test_a_key_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_a_server_one_line_says_so() -> None:
     ran = semantic("top", "--url", "http://127.0.0.1:1")
     assert (ran.code, len(ran.err.splitlines())) == (4, 1)
-    assert "no server answers at http://127.0.0.1:1" in ran.err
+    assert "cannot reach http://127.0.0.1:1" in ran.err
 
 
 def test_what_is_no_overview_is_refused() -> None:

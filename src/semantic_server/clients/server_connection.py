@@ -153,7 +153,7 @@ def send(
         except (OSError, HTTPException, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise OperatorError(
-                f"no server answers at {base} ({reason}); run `semantic serve`, or name another "
+                f"cannot reach {base}: {reason}; start one with `semantic serve`, or name another "
                 "with --url"
             ) from None
         with response:
