@@ -1,4 +1,4 @@
-"""Commands for the models, memory and agents of a running server."""
+"""Commands for the models, memory and agents of a running server, and its tools over MCP."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from semantic import __version__
 from semantic.cli.agent_lookup import (
     AgentName,
     ModelId,
@@ -43,7 +44,7 @@ from semantic.cli.report import (
 )
 from semantic.composition.named_models import model_name
 from semantic.domain.block_hash import LOCAL_TENANT
-from semantic.domain.errors import InvalidRequestError
+from semantic.domain.errors import InvalidRequestError, OperatorError
 
 if TYPE_CHECKING:
     from semantic_server.clients.server_connection import Owner
@@ -362,6 +363,25 @@ def import_(
 
 
 ARCHIVE_COMMANDS: dict[str, Command] = {"export": export, "import": import_}
+
+
+def mcp(
+    url: ServerUrl = DEFAULT_SERVER,
+    key_variable: KeyVariable = DEFAULT_KEY_VARIABLE,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The agents' model. Default: the server's first.", show_default=False),
+    ] = None,
+) -> None:
+    """Serve tools over MCP, by which any agent forks and forgets agents of a running server.
+
+    The program that starts it talks to it on stdin and stdout. Needs semantic-engine[mcp].
+    """
+    try:
+        from semantic_server.clients.agent_tools import AgentTools, make_tools
+    except ImportError as error:
+        raise OperatorError(f"cannot serve tools: {error}; install semantic-engine[mcp]") from error
+    make_tools(AgentTools(url, key_variable, model), __version__).run()
 
 
 @contextmanager

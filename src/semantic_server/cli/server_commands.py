@@ -7,14 +7,14 @@ from typing import Final
 from semantic.cli.options import CommandTable
 from semantic_server.cli.code import code
 from semantic_server.cli.launch import LAUNCH_COMMANDS
-from semantic_server.cli.running import ARCHIVE_COMMANDS, RUNNING_MODEL_COMMANDS, memory
+from semantic_server.cli.running import ARCHIVE_COMMANDS, RUNNING_MODEL_COMMANDS, mcp, memory
 from semantic_server.cli.serve import CONFIG_COMMANDS, serve
 from semantic_server.cli.service import SERVICE_COMMANDS
 from semantic_server.cli.top import top
 
 TABLE: Final = CommandTable(
     commands={"serve": serve},
-    apart={"code": code, "top": top, "memory": memory},
+    apart={"code": code, "top": top, "memory": memory, "mcp": mcp},
     groups={
         "agents": ("", ARCHIVE_COMMANDS),
         "config": ("The settings of a server: every value, and its source.", CONFIG_COMMANDS),

@@ -91,6 +91,7 @@ class Upload:
     pieces: Iterable[bytes]
     n_bytes: int
     timeout: float
+    method: Literal["POST", "DELETE"] = "POST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ def get(url: str, path: str, key_variable: str) -> Iterator[Reply]:
 def send(
     url: str, path: str, key: str | None = None, upload: Upload | None = None
 ) -> Iterator[Reply]:
-    """Yield the response to a POST of `upload`, or to a GET without one. Raises InvalidRequestError
+    """Yield the response to `upload`, or to a GET without one. Raises InvalidRequestError
     for a malformed address, and OperatorError if the server does not respond."""
     address = read_address(url)
     base = f"{address.scheme}://{address.netloc}"
@@ -247,7 +248,7 @@ def _exchange(
     connection.connect()
     # The server stops receiving a refused body: the response says why.
     with suppress(BrokenPipeError, ConnectionResetError):
-        connection.request("POST", path, body=upload.pieces, headers=headers)
+        connection.request(upload.method, path, body=upload.pieces, headers=headers)
     return connection.getresponse()
 
 
@@ -322,7 +323,7 @@ class Owner:
 def exported(url: str, key_variable: str, agent: str, owner: Owner) -> Iterator[Archive]:
     """Yield an agent's archive. Raises the same errors as `get`, InvalidRequestError for a refused
     request, OperatorError for a refused key, and CapacityError for a busy server."""
-    path = _EXPORT.format(quote(agent, safe="")) + _query(tenant=owner.tenant, model=owner.model)
+    path = _EXPORT.format(quote(agent, safe="")) + query(tenant=owner.tenant, model=owner.model)
     with get(url, path, key_variable) as reply:
         length = reply.response.getheader("content-length", "")
         if reply.status != HTTPStatus.OK:
@@ -343,7 +344,7 @@ def import_archive(
     None, the agent keeps its name. Raises the same errors as `exported`."""
     key = key_for(url, key_variable)
     upload = Upload(*archive, _STORE_SECONDS)
-    path = _IMPORT + _query(name=name, tenant=owner.tenant, model=owner.model)
+    path = _IMPORT + query(name=name, tenant=owner.tenant, model=owner.model)
     with send(url, path, key, upload) as reply:
         if reply.status != HTTPStatus.OK:
             raise refusal(reply, "the import")
@@ -354,7 +355,8 @@ def import_archive(
         raise not_ours(reply.base)
 
 
-def _query(**given: str | None) -> str:
+def query(**given: str | None) -> str:
+    """Return the part of an address after its path. A None leaves its name out."""
     named = {name: value for name, value in given.items() if value is not None}
     return f"?{urlencode(named)}" if named else ""
 
