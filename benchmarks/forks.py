@@ -37,7 +37,7 @@ CRITERION = (
     "blocks for parent and forks; equal answers alone and at once; the last first token of 16 "
     "forks within 4 times (GPU), or 2 times (packaged model), of one fork's"
 )
-FORKS, ALONE, ANSWER = 16, 5, 8
+FORKS, ALONE, ANSWER = 16, 5, 48
 TAIL_WORDS = 12
 PER_WORD = 1.42
 """Tokens in a word of `words`."""
@@ -128,6 +128,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
         layers = cast("int | None", arguments.layers) or layers
         write_large_model(folder / "model", functools.partial(build, layers))
         server = server_of(folder, OURS, 32)
+        server.command = [*server.command, "--disk-gb", "24"]
         what = f"{what}, {layers} layers"
     name = "forks" if shape is None else f"forks_{shape.replace('-', '_')}"
     tokens = cast(int, arguments.tokens)
@@ -164,7 +165,7 @@ Note = Callable[[dict[str, Scalar]], None]
 def measure(server: ServerProcess, n_words: int, note: Note) -> None:
     """The rounds, each as a line."""
     first = [{"role": "user", "content": words(n_words, "parent")}]
-    told = Client(server.port, MODEL_NAME).ask(first, ANSWER, agent="parent")
+    told = Client(server.port, MODEL_NAME).ask(first, 8, agent="parent")
     note({"round": "parent", "ttft_s": round(told.ttft, 4), "prompt_tokens": told.prompt_tokens})
     talk = Talk(server, [*first, {"role": "assistant", "content": told.text}])
     history = cast(int, talk.call("GET", "/parent")["tokens"])

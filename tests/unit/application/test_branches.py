@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -13,11 +13,11 @@ from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.agents.branches import as_of, checkpoint_id, family
 from semantic.application.cache.agent_notes import note_of
 from semantic.application.chat.transcript import messages_in, transcript_of
-from semantic.domain.block_hash import Scope
+from semantic.domain.block_hash import BlockKey, Part, Scope
 from semantic.domain.chat import Message
 from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, StoreError
 from semantic.domain.request_parts import Named, Parts
-from semantic.domain.stored import Manifest, TurnEnd
+from semantic.domain.stored import Found, Manifest, TurnEnd
 from semantic.ports.agents import Branch, Checkpoints
 from tests.support.served_agents import AgentsWorld
 
@@ -302,3 +302,37 @@ def test_where_and_why_two_branches_part(served: AgentsWorld) -> None:
     assert same.shared_blocks == -(-len(tokens) // 256)
     longer = run(served.agents.compare("ada", "a", ""))
     assert (longer.expected, longer.got, longer.part) == (None, 7, None)
+
+
+# Turns that the pool has
+
+
+def test_a_turn_in_the_pool_looks_for_stored_blocks_only_when_it_saves() -> None:
+    store = MemoryStore(64 << 20)
+    served = AgentsWorld(store)
+    served.turn("ada", 600)
+    keys = [
+        link.key(part)
+        for link in saved(served, "ada").scope.chain(saved(served, "ada").token_ids)
+        for part in Part
+    ]
+    store.drop(keys)  # as if other agents had needed the room
+    looked: list[int] = []
+    find = store.find
+
+    def finds(keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
+        looked.append(len(keys))
+        return find(keys)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "find", finds)
+        served.submit("ada", 620)
+        while not any(one.generated for one in served.engine.requests):
+            served.engine.step_once()
+            assert looked == []
+        served.world.finish()
+        assert looked
+    assert reused(served, "ada") == 600
+    detail = run(served.agents.show("ada", ""))
+    served.engine.idle_caches.evict()
+    assert run(served.agents.show("ada", "")).summary.blocks == {"memory": len(detail.blocks)}

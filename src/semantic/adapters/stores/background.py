@@ -242,7 +242,7 @@ class BackgroundStore:
             self._queue.counts["hits"] += n
 
     def _put(self, block: StoredBlock) -> bool:
-        """Return False if a write failed. A block beyond the quota is no failure."""
+        """Return False if a write failed. The quota does not count as one."""
         inner = self.inner
         return inner.put(block) or (isinstance(inner, QuotaPort) and inner.refused)
 

@@ -218,8 +218,12 @@ class BlockAllocator:
                 yield from filter(None, [self._idle.get(key)])
 
     def _is_longer_stored(self, request: Request, restore: Restore | None) -> bool:
-        prefix = None if self._prefixes is None else self._prefixes.find(request)
-        if self._prefixes is None or prefix is None:
+        if self._prefixes is None:
+            return False
+        if restore is not None and self._prefixes.trusts_pool(request, restore.length):
+            return False
+        prefix = self._prefixes.find(request)
+        if prefix is None:
             return False
         if restore is None or prefix.length >= restore.length + BLOCK_TOKENS:
             return True

@@ -152,6 +152,15 @@ class PrefixStore:
             state.prefix = self._worthwhile(prefix, request)
         return state.prefix
 
+    def trusts_pool(self, request: Request, length: int) -> bool:
+        """Return True if the store has less than a block beyond the `length` tokens in the pool.
+        The request then looks for its stored blocks only when it saves its own."""
+        state, most = self._state(request), self._spec.reusable(request.n_tokens - 1)
+        if state.searched or self._layout.needs_checkpoint or most >= length + BLOCK_TOKENS:
+            return False
+        state.stored_blocks, state.is_unproven = length // BLOCK_TOKENS, True
+        return True
+
     def decline(self, request: Request) -> None:
         """Record that the request uses a prefix in the pool instead of the stored prefix."""
         state = self._state(request)
@@ -274,8 +283,8 @@ class PrefixStore:
         if sequence is None or not request.keep:
             return
         n_full = self._spec.reusable(request.computed) // BLOCK_TOKENS
-        links = state.full_links(self._scope_of(request), request.tokens)
         if n_full > state.stored_blocks:
+            links = state.full_links(self._scope_of(request), request.tokens)
             export = Export(sequence, state.put, interim=True)
             self._saver.put_full(export, links[state.stored_blocks : n_full])
             state.stored_blocks = n_full
@@ -453,7 +462,8 @@ class PrefixStore:
         state = self._state(request)
         reusable = self._spec.reusable(length)
         links = state.all_links(self._scope_of(request), request.tokens[:reusable])
-        new = links if self._saver.has_gaps and not interim else links[state.stored_blocks :]
+        is_whole = state.is_unproven or (self._saver.has_gaps and not interim)
+        new = links if is_whole else links[state.stored_blocks :]
         export = Export(sequence, state.put, interim)
         if self._saver.put_full(export, new) and reusable == length:
             self._saver.put_checkpoint(export, links)

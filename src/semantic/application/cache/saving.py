@@ -43,6 +43,8 @@ class RequestState:
     """True if a thread reads `prefix` ahead, which may change the tiers of its bodies."""
     unread: int = 0
     """The length in tokens of a prefix that the store could not read."""
+    is_unproven: bool = False
+    """True if the store may lack some of the first `stored_blocks`, as they came from the pool."""
 
     def full_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
         """Return the links of the full blocks of `tokens`."""
