@@ -1,6 +1,7 @@
 """A tree of subagents over HTTP: each begins with what its parent has read, by a fork.
 
-`semantic serve` must run; `pip install openai`. GET /v1/agents lists every agent with its parent.
+`semantic serve` must run; `pip install openai`. The server shows the family, and forgets it at the
+end.
 Run: python examples/subagent_tree.py [URL].
 """
 
@@ -32,13 +33,11 @@ def ask(client: OpenAI, agent: str, messages: Messages) -> Messages:
     return [*messages, {"role": "assistant", "content": text}]
 
 
-def print_tree(client: OpenAI, parent: str | None = None, depth: int = 0) -> None:
-    """The agents below `parent`, as the server lists them."""
-    listed = client.get("/agents", cast_to=dict[str, list[dict[str, object]]])
-    for agent in listed["data"]:
-        if agent["parent"] == parent and agent["id"] in {"lead", *TASKS}:
-            print(f"{'  ' * depth}{agent['id']} ({agent['tokens']} tokens)")
-            print_tree(client, str(agent["id"]), depth + 1)
+def print_tree(client: OpenAI) -> None:
+    """The family of the lead."""
+    family = client.get("/agents/lead/family", cast_to=dict[str, list[dict[str, object]]])
+    for agent in family["data"]:
+        print(f"{'  ' * int(str(agent['depth']))}{agent['id']} ({agent['tokens']} tokens)")
 
 
 def main(url: str = "http://127.0.0.1:8000") -> None:
@@ -50,6 +49,7 @@ def main(url: str = "http://127.0.0.1:8000") -> None:
             client.post(f"/agents/{parent}/fork", body={"new_id": name}, cast_to=object)
             chats[name] = ask(client, name, [*chats[parent], {"role": "user", "content": task}])
         print_tree(client)
+        client.delete("/agents/lead?family=true", cast_to=object)
 
 
 if __name__ == "__main__":

@@ -89,6 +89,7 @@ def test_subagents_begin_with_what_their_parent_has_read(run: Run, server: Runni
     assert min(shares(printed)[1:]) > 0.9
     tree = [line.partition(" (")[0] for line in printed.splitlines()[-4:]]
     assert tree == ["lead", "  docs", "  tests", "    browser"]
+    assert run("subagent_tree", server.url).splitlines()[-4:] == printed.splitlines()[-4:]
 
 
 def test_a_batch_file_is_answered_in_its_order(run: Run, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Parts contain only names, numbers and short digests, so they do not reveal any t
 from __future__ import annotations
 
 import base64
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -200,9 +201,8 @@ def thread_of(parts: Parts) -> str:
 
 def common_messages(thread: str, other: str) -> int:
     """Return how many messages at the beginning of both conversations are equal."""
-    starts = range(0, min(len(thread), len(other)), SHORT)
-    same = (thread[at : at + SHORT] == other[at : at + SHORT] for at in starts)
-    return next((number for number, is_same in enumerate(same) if not is_same), len(starts))
+    ends = range(SHORT, min(len(thread), len(other)) + 1, SHORT)
+    return bisect_left(ends, True, key=lambda end: thread[:end] != other[:end])
 
 
 def label(name: str) -> str:

@@ -267,15 +267,6 @@ for a malformed URL, and OperatorError for missing packages."""
 
 
 @runtime_checkable
-class QuotaPort(Protocol):
-    """A tier with a quota."""
-
-    @property
-    def refused(self) -> bool:
-        """True if the last `put` returned False because the block exceeds the quota."""
-
-
-@runtime_checkable
 class LookUpPort(Protocol):
     """A tier that is too slow for the engine's thread. Another thread looks up blocks in advance.
     Failures raise nothing."""

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 from semantic.adapters.stores.agent_index import QueuedAgents
 from semantic.adapters.stores.memory import data_of, fill
@@ -20,7 +21,7 @@ from semantic.adapters.stores.write_queue import WriteQueue
 from semantic.domain.block_hash import PUBLIC_TENANT, BlockHash, BlockKey, Part, tenant_tag
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import BlockHeader, BlockRead, Found, StoredBlock, StoreStats, Tier
-from semantic.ports.store import QuotaPort, StorePort
+from semantic.ports.store import StorePort
 
 QUEUED_BLOCK_BYTES = 1024
 """Bytes counted for a queued block in addition to its body."""
@@ -42,6 +43,15 @@ class _Put:
     @property
     def tenant(self) -> bytes:
         return self.block.header.link.scope.tenant
+
+
+@runtime_checkable
+class _Bounded(Protocol):
+    """A tier with a quota."""
+
+    @property
+    def refused(self) -> bool:
+        """True if the last `put` returned False because the block exceeds the quota."""
 
 
 class BackgroundStore:
@@ -244,7 +254,7 @@ class BackgroundStore:
     def _put(self, block: StoredBlock) -> bool:
         """Return False if a write failed. The quota does not count as one."""
         inner = self.inner
-        return inner.put(block) or (isinstance(inner, QuotaPort) and inner.refused)
+        return inner.put(block) or (isinstance(inner, _Bounded) and inner.refused)
 
     def _write(self, job: _Put) -> None:
         try:

@@ -6,18 +6,15 @@ a character that no agent's name can contain.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from operator import itemgetter
 
 from semantic.application.cache.agent_notes import note_of, origin_in, parts_in
 from semantic.application.chat.transcript import messages_in, transcript_of
 from semantic.domain.block_hash import Scope
 from semantic.domain.errors import AgentNotFoundError, InvalidRequestError
-from semantic.domain.fair_share import FairLru
 from semantic.domain.prefix import common_prefix
-from semantic.domain.request_parts import SHORT, Parts, changed_part
+from semantic.domain.request_parts import changed_part
 from semantic.domain.stored import Manifest
 from semantic.ports.agents import Comparison
 from semantic.ports.store import AgentIndexPort
@@ -31,12 +28,6 @@ _LISTED = 5
 MOST_RELATIVES = 1000
 """The maximum number of agents in a family."""
 _MARK = "\x1e"
-_MOST_CHARACTERS = 8 << 20
-"""The maximum size of all known conversations: 8 characters for a message, and `_ENTRY` for each
-agent."""
-_ENTRY = 400
-_MOST_COMPARED = 64
-"""The maximum number of agents to compare with a new one."""
 
 
 def require_name(name: str, what: str = "agent name") -> None:
@@ -145,42 +136,6 @@ def _note_before(note: str, n_answers: int) -> str:
 
 
 # Families
-
-
-class Kinship:
-    """Finds the agent that a new agent's first request continues: a fork without a name. Not
-    thread-safe."""
-
-    def __init__(self) -> None:
-        self._threads: FairLru[str, tuple[str, bool]] = FairLru(_MOST_CHARACTERS)
-
-    def parent(self, agent_id: str, tenant: str, parts: Parts | None) -> str | None:
-        """Record an agent's request. If a new agent continues an answer of this server, returns the
-        agent that had this answer, rather a parent than a child; else None."""
-        if parts is None:
-            return None
-        thread = "".join(one.digest for one in parts.messages[parts.n_system :])
-        known = self._threads.peek(tenant, agent_id)
-        found = None if known is not None else self._continued(tenant, thread, parts)
-        is_child = found is not None if known is None else known[1]
-        self._threads.put(tenant, agent_id, (thread, is_child), _ENTRY + len(thread))
-        return found
-
-    def _continued(self, tenant: str, thread: str, parts: Parts) -> str | None:
-        asked = parts.n_replayed - parts.n_system - 1  # messages before the last known answer
-        if asked < 1:
-            return None
-        found = [
-            (is_child, name)
-            for name, (other, is_child) in reversed(self._threads.latest(tenant, _MOST_COMPARED))
-            if asked <= _n_common(thread, other) < len(thread) // SHORT
-        ]
-        return min(found, key=itemgetter(0))[1] if found else None
-
-
-def _n_common(one: str, other: str) -> int:
-    ends = range(SHORT, min(len(one), len(other)) + 1, SHORT)
-    return bisect_left(ends, True, key=lambda end: one[:end] != other[:end])
 
 
 def family(children: Callable[[str], Sequence[str]], agent_id: str) -> Iterator[tuple[str, int]]:

@@ -19,18 +19,19 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 
-from semantic.application.agents.branches import Kinship
 from semantic.application.cache.agent_notes import Origin, note_of, origin_in, origin_of, parts_in
 from semantic.application.chat.preparation import Prepared
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
+from semantic.domain.fair_share import FairLru
 from semantic.domain.prefix import (
     PromptDigests,
     digests_and_prefixes,
     digests_of,
     without_generation_prompt,
 )
-from semantic.domain.request_parts import SHORT, THREAD_MESSAGES, common_messages, thread_of
+from semantic.domain.request_parts import SHORT, THREAD_MESSAGES, Parts, common_messages, thread_of
 from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.serving import Ask
@@ -356,6 +357,43 @@ def _new_name(origin: Origin, group: _Agents, busy: Container[str]) -> str:
     while (name := identity.numbered(number)) in group.members or name in busy:
         number += 1
     return name
+
+
+_MOST_CHARACTERS, _ENTRY = 8 << 20, 400
+"""The maximum size of all known conversations; an agent takes `_ENTRY`, a message 8 characters."""
+_MOST_COMPARED = 64
+"""The maximum number of agents to compare with a new one."""
+
+
+class Kinship:
+    """Finds the agent that a new agent's first request continues: a fork without a name. Not
+    thread-safe."""
+
+    def __init__(self) -> None:
+        self._threads: FairLru[str, tuple[str, bool]] = FairLru(_MOST_CHARACTERS)
+
+    def parent(self, agent_id: str, tenant: str, parts: Parts | None) -> str | None:
+        """Record an agent's request. If a new agent continues an answer of this server, returns the
+        agent that had this answer, rather a parent than a child; else None."""
+        if parts is None:
+            return None
+        thread = "".join(one.digest for one in parts.messages[parts.n_system :])
+        known = self._threads.peek(tenant, agent_id)
+        found = None if known is not None else self._continued(tenant, thread, parts)
+        is_child = found is not None if known is None else known[1]
+        self._threads.put(tenant, agent_id, (thread, is_child), _ENTRY + len(thread))
+        return found
+
+    def _continued(self, tenant: str, thread: str, parts: Parts) -> str | None:
+        asked = parts.n_replayed - parts.n_system - 1  # messages before the last known answer
+        if asked < 1:
+            return None
+        found = [
+            (is_child, name)
+            for name, (other, is_child) in reversed(self._threads.latest(tenant, _MOST_COMPARED))
+            if asked <= common_messages(thread, other) < len(thread) // SHORT
+        ]
+        return min(found, key=itemgetter(0))[1] if found else None
 
 
 class SavedAgents:
