@@ -192,6 +192,8 @@ class Restore:
     blocks: AgentBlocks
     length: int
     exclusive: bool
+    pinned: Sequence[KVBlock] = ()
+    """The blocks that the request holds only until the backend has read them."""
 
 
 @dataclass(slots=True)

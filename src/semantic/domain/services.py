@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from semantic.domain.entities import BlockId, KVBlock
 from semantic.domain.errors import IntegrityError, InvalidRequestError, PoolExhaustedError
@@ -187,8 +187,7 @@ class BlockPool:
                 raise InvalidRequestError(
                     f"cannot free block {missing[0]}: agent {agent_id!r} does not hold it"
                 )
-            for block_id, times in ids.items():
-                self._release(block_id, times, held)
+            self._release(ids, held)
             self._settle(agent_id)
 
     # Evictable references
@@ -319,15 +318,20 @@ class BlockPool:
         self._settle(agent_id)
         return [KVBlock(block_id, layer_id) for block_id in ids]
 
-    def _release(self, block_id: BlockId, times: int, held: dict[BlockId, int]) -> None:
-        held[block_id] -= times
-        if not held[block_id]:
-            del held[block_id]
-        self._change((block_id,), -times, 0)
-        if not self._references[block_id]:
-            del self._references[block_id]
-            self._marks.pop(block_id, None)
-            self._used_bytes -= self._block_bytes[self._layer_of.pop(block_id)]
+    def _release(self, ids: Mapping[BlockId, int], held: dict[BlockId, int]) -> None:
+        for times in set(ids.values()):
+            self._change([block for block, n in ids.items() if n == times], -times, 0)
+        references, layer_of = self._references, self._layer_of
+        for block_id, times in ids.items():
+            left = held[block_id] - times
+            if left:
+                held[block_id] = left
+            else:
+                del held[block_id]
+            if not references[block_id]:
+                del references[block_id]
+                self._marks.pop(block_id, None)
+                self._used_bytes -= self._block_bytes[layer_of.pop(block_id)]
 
     @staticmethod
     def _require_known(ids: Iterable[BlockId], known: dict[BlockId, int], why_not: str) -> None:

@@ -87,7 +87,7 @@ class BlockAllocator:
         if restore is None:
             return
         if not restore.exclusive:
-            self._pool.free(restore.blocks.all_blocks(), request.owner)
+            self._pool.free(restore.pinned, request.owner)
             return
         for block in restore.blocks.all_blocks():
             # Data that the backend did not adopt would stay in memory until the block's next use.
@@ -154,6 +154,8 @@ class BlockAllocator:
         cache = self._idle.get(self.key(agent_id, tenant))
         if cache is None:
             return False
+        if self._prefixes is not None and any(self._shared_layers):
+            return True  # a request of the new agent finds the cache by its tokens
         key = self.key(new_agent_id, tenant)
         self._pool.share(cache.all_blocks(), key.owner)
         self._idle.put(key, cache.snapshot(new_agent_id, key.owner))
@@ -241,7 +243,7 @@ class BlockAllocator:
             request.capacity = whole_blocks(source.total_tokens)
         else:
             self._pool.share(source.all_blocks(), request.owner)
-            self._borrow(request, source, restore.length)
+            restore.pinned = self._borrow(request, source, restore.length)
         restore.blocks = source.snapshot()
         request.restore = restore
         if self._extend(request, whole_blocks(request.n_tokens + 1), spare):
@@ -255,17 +257,17 @@ class BlockAllocator:
             self.release(request)
         return False
 
-    def _borrow(self, request: Request, source: AgentBlocks, length: int) -> None:
-        """Let the request use the source's whole blocks in the layers that can share them."""
-        request.blocks = [
-            [
-                KVBlock(block.block_id, layer)
-                for block in source.blocks_for_layer(layer)[: is_shared * length // BLOCK_TOKENS]
-            ]
-            for layer, is_shared in enumerate(self._shared_layers)
-        ]
-        for blocks in request.blocks:
-            self._pool.share(blocks, request.owner)
+    def _borrow(self, request: Request, source: AgentBlocks, length: int) -> list[KVBlock]:
+        """Let the request use the source's whole blocks in the layers that can share them. Returns
+        the other blocks of the source."""
+        shared = self._shared_layers or (False,) * self._spec.n_layers
+        others: list[KVBlock] = []
+        request.blocks = []
+        for layer, is_shared in enumerate(shared):
+            blocks, n_whole = source.blocks_for_layer(layer), is_shared * length // BLOCK_TOKENS
+            request.blocks.append([KVBlock(one.block_id, layer) for one in blocks[:n_whole]])
+            others += blocks[n_whole:]
+        return others
 
     def _extend(self, request: Request, capacity: int, spare: int = 0) -> bool:
         blocks = request.blocks or [[] for _ in self._spec.layers]
