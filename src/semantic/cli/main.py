@@ -86,7 +86,7 @@ _ENGINE = CommandTable(
     },
 )
 _ORDER = (
-    *("demo", "run", "chat", "code", "serve", "doctor", "top", "memory", "mcp"),
+    *("demo", "run", "chat", "code", "serve", "doctor", "bench", "top", "memory", "mcp"),
     *("agents", "cache", "config", "models", "fleet", "service", "launch"),
 )
 """The order of commands in the help."""

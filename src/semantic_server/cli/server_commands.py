@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from semantic.cli.options import CommandTable
+from semantic_server.cli.bench import bench
 from semantic_server.cli.code import code
 from semantic_server.cli.launch import LAUNCH_COMMANDS
 from semantic_server.cli.running import ARCHIVE_COMMANDS, RUNNING_MODEL_COMMANDS, mcp, memory
@@ -14,7 +15,7 @@ from semantic_server.cli.top import top
 
 TABLE: Final = CommandTable(
     commands={"serve": serve},
-    apart={"code": code, "top": top, "memory": memory, "mcp": mcp},
+    apart={"bench": bench, "code": code, "top": top, "memory": memory, "mcp": mcp},
     groups={
         "agents": ("", ARCHIVE_COMMANDS),
         "config": ("The settings of a server: every value, and its source.", CONFIG_COMMANDS),
