@@ -71,7 +71,7 @@ def nothing_left(folder: Path) -> bool:
     return {one.name for one in folder.iterdir()} <= {"mlx"} and str(folder) not in listed.stdout
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_it_measures_both_servers_and_writes_nothing_private(
     folder: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
