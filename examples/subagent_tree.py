@@ -1,7 +1,6 @@
 """A tree of subagents over HTTP: each begins with what its parent has read, by a fork.
 
-`semantic serve` must run; `pip install openai`. The server shows the family, and forgets it at the
-end.
+`semantic serve` must run; `pip install openai`. At the end the server forgets the family.
 Run: python examples/subagent_tree.py [URL].
 """
 
