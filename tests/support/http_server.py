@@ -51,6 +51,13 @@ class Reply:
         return found
 
 
+def error(reply: Reply) -> tuple[int, str]:
+    """Status and message."""
+    found = reply.json["error"]
+    assert isinstance(found, dict)
+    return reply.status, found["message"]
+
+
 @dataclass(frozen=True)
 class Address:
     """A server on this machine, and requests to it."""

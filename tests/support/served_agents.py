@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
+from urllib.parse import quote
 
 from semantic.adapters.exchange.archive import AgentArchives
 from semantic.adapters.stores.memory import MemoryStore
@@ -26,6 +27,11 @@ T = TypeVar("T")
 
 MODEL = "/folders/models/tiny"
 """What the engine's model is said to be loaded from."""
+
+
+def path(agent: str, action: str = "") -> str:
+    """The path of an agent's route."""
+    return f"/v1/agents/{quote(agent, safe='')}{action}"
 
 
 class AtOnce(FairThreads):

@@ -23,7 +23,7 @@ from semantic_server.http.context import ServerContext
 from semantic_server.http.identity import tenant_name
 from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
-from tests.support.http_server import Reply, RunningServer, running, until
+from tests.support.http_server import Reply, RunningServer, error, running, until
 from tests.support.served_agents import MODEL, AgentsWorld
 from tests.support.store_blocks import saved_agents
 
@@ -60,12 +60,6 @@ def archive() -> bytes:
 
 def serve_once(served: AgentsWorld, ask: Callable[[RunningServer], bytes]) -> list[bytes]:
     return [ask(server) for server in serve(served, ServerSettings())]
-
-
-def error(reply: Reply) -> tuple[int, str]:
-    found = reply.json["error"]
-    assert isinstance(found, dict)
-    return reply.status, found["message"]
 
 
 def members(archive: bytes) -> dict[str, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
@@ -10,27 +9,12 @@ from fastapi import Request
 
 from semantic.domain.answer import Usage
 from semantic_server.http.answer_records import AnswerRecord
-from semantic_server.http.app import create_app
-from semantic_server.http.context import ServerContext
 from semantic_server.http.errors import FieldError
 from semantic_server.http.identity import agent_of
 from semantic_server.http.metrics import Metrics
-from tests.support.fake_serving import FakeServing
-from tests.support.http_server import RunningServer, running
+from tests.support.http_server import RunningServer
 from tests.support.served_agents import AgentsWorld
 from tests.support.store_blocks import saved_agents
-
-
-@pytest.fixture
-def served() -> AgentsWorld:
-    return AgentsWorld()
-
-
-@pytest.fixture
-def server(served: AgentsWorld) -> Iterator[RunningServer]:
-    app = create_app(context=ServerContext(FakeServing(), agents=served.agents))
-    with running(app=app) as found:
-        yield found
 
 
 def named(header: bytes) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from pydantic import SecretStr
@@ -19,36 +18,13 @@ from semantic_server.http.context import ServerContext
 from semantic_server.http.identity import tenant_name
 from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
-from tests.support.http_server import Reply, RunningServer, running
-from tests.support.served_agents import AgentsWorld
+from tests.support.http_server import Reply, RunningServer, error, running
+from tests.support.served_agents import AgentsWorld, path
 from tests.support.store_blocks import saved_agents
 
 pytestmark = pytest.mark.process
 
 STRANGE = ["a/b", "why/fork", "x/why", "🦊 ä", "a.b", "a?b#c", "%2F", "'\"", "x" * 256]
-
-
-@pytest.fixture
-def served() -> AgentsWorld:
-    return AgentsWorld()
-
-
-@pytest.fixture
-def server(served: AgentsWorld) -> Iterator[RunningServer]:
-    app = create_app(context=ServerContext(FakeServing(), agents=served.agents))
-    with running(app=app) as found:
-        yield found
-
-
-def path(agent: str, action: str = "") -> str:
-    return f"/v1/agents/{quote(agent, safe='')}{action}"
-
-
-def error(reply: Reply) -> tuple[int, str]:
-    """Status and message."""
-    found = reply.json["error"]
-    assert isinstance(found, dict)
-    return reply.status, found["message"]
 
 
 def test_a_list_of_agents(server: RunningServer, served: AgentsWorld) -> None:

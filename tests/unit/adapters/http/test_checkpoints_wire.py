@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from urllib.parse import quote
-
 import pytest
 
-from semantic_server.http.app import create_app
-from semantic_server.http.context import ServerContext
-from tests.support.fake_serving import FakeServing
-from tests.support.http_server import Reply, RunningServer, running
-from tests.support.served_agents import AgentsWorld
+from tests.support.http_server import Reply, RunningServer, error
+from tests.support.served_agents import AgentsWorld, path
 
 pytestmark = pytest.mark.process
 
 STRANGE = ["ada", "a/b", "x/checkpoints", "y/family", "z/diff", "🦊 ä", "a?b#c", "%2F"]
-
-
-@pytest.fixture
-def served() -> AgentsWorld:
-    return AgentsWorld()
-
-
-@pytest.fixture
-def server(served: AgentsWorld) -> Iterator[RunningServer]:
-    app = create_app(context=ServerContext(FakeServing(), agents=served.agents))
-    with running(app=app) as found:
-        yield found
-
-
-def path(agent: str, action: str = "") -> str:
-    return f"/v1/agents/{quote(agent, safe='')}{action}"
-
-
-def error(reply: Reply) -> tuple[int, str]:
-    """Status and message."""
-    found = reply.json["error"]
-    assert isinstance(found, dict)
-    return reply.status, found["message"]
 
 
 def data(reply: Reply) -> list[dict[str, object]]:
