@@ -263,8 +263,8 @@ async def export_agent(
 ) -> Response:
     """Return the agent with its stored blocks as a tar file, which contains its whole conversation.
     A server with keys requires an operator's key; a server with several models requires `model`."""
-    if not request.scope["raw_path"].endswith(b"/export"):
-        return await show(request, f"{agent_id}/export", tenant)  # an encoded slash
+    if not is_action(request, "export"):
+        return await show(request, f"{agent_id}/export", tenant)
     owner = _owner_of_archive(request, tenant)
     archive = await until_disconnect(request, agents_of_named(request).export(agent_id, owner))
     return _Download(archive)
@@ -274,8 +274,8 @@ async def export_agent(
 async def why(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
     """Return how much of the agent's last prompt the cache supplied, and why not more. Refuses
     operators, because the reply contains texts of the prompt."""
-    if not request.scope["raw_path"].endswith(b"/why"):
-        return await show(request, f"{agent_id}/why", tenant)  # an encoded slash: part of a name
+    if not is_action(request, "why"):
+        return await show(request, f"{agent_id}/why", tenant)
     if tenant is not None:
         require_operator(request, "tenant")
     detail = await agents_of(request).show(agent_id, tenant_of(request))
@@ -288,7 +288,7 @@ async def why(request: Request, agent_id: AgentId, tenant: TenantParameter = Non
 @router.post("/{agent_id:path}/pin", openapi_extra=takes(Pin), responses=gives(Agent))
 async def pin(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
     """Exempt the agent's blocks from eviction, or allow their eviction again."""
-    check_action(request, b"/pin")
+    check_action(request, "pin")
     body = await read_as(_PIN, request)
     owner = owner_of(request, tenant)
     pinned = await agents_of(request).pin(agent_id, owner, pinned=body.pinned)
@@ -318,10 +318,16 @@ async def forget(
     return JSONResponse({"object": "agent.deleted", "id": agent_id, "deleted": True, **descendants})
 
 
-def check_action(request: Request, action: bytes) -> None:
-    """Raise InvalidRequestError if the slash before `action` is percent-encoded."""
-    if not request.scope["raw_path"].endswith(action):
-        raise InvalidRequestError(f"expected an unencoded {action.decode()} after the agent's name")
+def is_action(request: Request, action: str) -> bool:
+    """Return False if the slash before `action` is percent-encoded: a part of the agent's name."""
+    path: bytes = request.scope["raw_path"]
+    return path.endswith(f"/{action}".encode())
+
+
+def check_action(request: Request, action: str) -> None:
+    """Raise InvalidRequestError unless `is_action`."""
+    if not is_action(request, action):
+        raise InvalidRequestError(f"expected an unencoded /{action} after the agent's name")
 
 
 def owner_of(request: Request, given: str | None) -> Tenant:

@@ -20,6 +20,7 @@ from semantic_server.http.agents import (
     check_action,
     forget,
     gives,
+    is_action,
     model_parameter,
     owner_of,
     show,
@@ -139,7 +140,7 @@ _RESTORE: Final = TypeAdapter(Restore)
 async def checkpoint(request: Request, agent_id: AgentId) -> Response:
     """Name the agent's history after its last turn, or an earlier one; copies nothing. The reply
     comes once the checkpoint is on disk."""
-    check_action(request, b"/checkpoints")
+    check_action(request, "checkpoints")
     body = await read_as(_NEW_CHECKPOINT, request)
     branch = Branch(agent_id, turn=body.turn)
     saved = await agents_of(request).checkpoint(
@@ -153,7 +154,7 @@ async def list_checkpoints(
     request: Request, agent_id: AgentId, tenant: TenantParameter = None
 ) -> Response:
     """Return the agent's checkpoints, and the turns in its history."""
-    if not _is_action(request, "checkpoints"):
+    if not is_action(request, "checkpoints"):
         return await show(request, f"{agent_id}/checkpoints", tenant)
     found = await agents_of(request).checkpoints(agent_id, owner_of(request, tenant))
     turns = [
@@ -173,7 +174,7 @@ async def delete_checkpoint(
     family: Annotated[bool, Query(include_in_schema=False)] = False,
 ) -> Response:
     """Delete a checkpoint. The agent stays as it is."""
-    if not _is_action(request, "checkpoints"):
+    if not is_action(request, "checkpoints"):
         return await forget(request, f"{agent_id}/checkpoints", tenant, family)
     if name is None:
         raise FieldError("name must be the name of a checkpoint", param="name")
@@ -186,7 +187,7 @@ async def delete_checkpoint(
 async def restore(request: Request, agent_id: AgentId) -> Response:
     """Give the agent the history of its checkpoint, without the later turns. Works without the
     agent too."""
-    check_action(request, b"/restore")
+    check_action(request, "restore")
     body = await read_as(_RESTORE, request)
     back = await agents_of(request).restore(agent_id, body.checkpoint, tenant_of(request))
     return JSONResponse(summary(back))
@@ -201,7 +202,7 @@ async def fork(request: Request, agent_id: AgentId) -> Response:
 
     A fork announces a request: the server reads the shared blocks from disk into memory.
     """
-    check_action(request, b"/fork")
+    check_action(request, "fork")
     body = await read_as(_FORK, request)
     if (body.new_id is None) == (body.new_ids is None):
         raise FieldError("expected either new_id or new_ids", param="new_id")
@@ -219,7 +220,7 @@ async def fork(request: Request, agent_id: AgentId) -> Response:
 @router.get("/{agent_id:path}/family", responses=gives(Family))
 async def family(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
     """Return the agent and its descendants, each after its parent, with `depth`."""
-    if not _is_action(request, "family"):
+    if not is_action(request, "family"):
         return await show(request, f"{agent_id}/family", tenant)
     owner = owner_of(request, tenant)
     found = await agents_of(request).family(agent_id, owner)
@@ -234,7 +235,7 @@ async def diff(
     other: Annotated[str | None, Query(description="Name of the agent to compare with.")] = None,
 ) -> Response:
     """Return where the history of `other` leaves that of this agent, and why."""
-    if not _is_action(request, "diff"):
+    if not is_action(request, "diff"):
         return await show(request, f"{agent_id}/diff", None)
     if other is None:
         raise FieldError("other must be the name of an agent", param="other")
@@ -253,12 +254,6 @@ async def diff(
         part=None if found.part is None else part_words(found.part),
     )
     return JSONResponse(reply.model_dump(mode="json"))
-
-
-def _is_action(request: Request, action: str) -> bool:
-    """Return False if the slash before `action` is a part of the agent's name."""
-    path: bytes = request.scope["raw_path"]
-    return path.endswith(f"/{action}".encode())
 
 
 def _checkpoint(saved: AgentSummary, agent_id: str, tenant: Tenant = "") -> Mapping[str, object]:
