@@ -10,6 +10,7 @@ What is evicted is read from the store again, or computed. See `trace_sessions` 
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -214,8 +215,8 @@ class Replay:
     ) -> None:
         self.now = 0.0
         self.pool = BlockPool(SPEC, -(-n_tokens // BLOCK_TOKENS))
-        most = {} if longest_expected is None else {"longest_expected": longest_expected}
-        self.idle = IdleCaches(self.pool, lambda: self.now, **most)
+        make = functools.partial(IdleCaches, self.pool, lambda: self.now)
+        self.idle = make() if longest_expected is None else make(longest_expected=longest_expected)
         self.teller = teller
         self.missed: list[int] = []
         self.to_compute: list[int] = []

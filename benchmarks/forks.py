@@ -71,7 +71,7 @@ class Talk:
     def ask(self, agent: str, tail: str) -> Answer:
         """The answer to the conversation and one more message."""
         asked = [*self.messages, {"role": "user", "content": words(TAIL_WORDS, tail)}]
-        return Client(self.server.port, self.model).ask(asked, ANSWER, agent=agent)
+        return Client(self.server.port, MODEL_NAME).ask(asked, ANSWER, agent=agent)
 
     def ask_all(self, agents: Sequence[str]) -> list[Answer]:
         """All agents' answers, asked at once; the number of an agent is its tail."""
@@ -88,11 +88,6 @@ class Talk:
         for thread in threads:
             thread.join()
         return [answers[number] for number in range(len(agents))]
-
-    @property
-    def model(self) -> str:
-        """The served name of the model."""
-        return MODEL_NAME
 
     def blocks(self, agents: Sequence[str]) -> set[str]:
         """The hashes of the agents' blocks."""

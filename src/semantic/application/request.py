@@ -246,6 +246,8 @@ class Request:
     """Places of accepted drafts in the answer. The answer may end before them."""
     blocks: list[list[KVBlock]] = field(default_factory=list)
     capacity: int = 0
+    borrows: bool = False
+    """True if other agents may use some of the blocks."""
     restore: Restore | None = None
     sequence: SequenceId | None = None
     computed: int = 0

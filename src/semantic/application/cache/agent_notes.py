@@ -60,12 +60,11 @@ def note_of(origin: str, parts: Parts | None, last: str = "", continued: str | N
 def continued_in(note: str) -> str | None:
     """Return the agent that a new agent seems to continue; None without one."""
     lines = note.split("\n", 3)[:3]  # other texts may be long
-    line = next((one for one in lines if one.startswith(f'{{"{_CONTINUED}"')), None)
+    line = next((one for one in lines if one.startswith(f'{{"{_CONTINUED}"')), "{}")
     try:
-        fields = {} if line is None else json.loads(line)
+        name: object = json.loads(line).get(_CONTINUED)
     except (ValueError, RecursionError):
         return None
-    name = fields.get(_CONTINUED)
     return name if _is_parent(name) else None
 
 

@@ -94,8 +94,10 @@ class BlockAllocator:
             block.layer_data = None
 
     def readmit(self, request: Request) -> None:
-        """Replace the request's blocks, of which others may use some, by new ones. Evicts nothing.
-        Raises BackendError if the pool is full."""
+        """Give the request blocks of its own, if it borrows some. Evicts nothing. Raises
+        BackendError if the pool is full."""
+        if not request.borrows:
+            return
         capacity = request.capacity
         self.release(request)
         try:
@@ -113,6 +115,7 @@ class BlockAllocator:
             self._pool.free(blocks, request.owner)
         request.blocks = []
         request.capacity = 0
+        request.borrows = False
 
     def free_unused(self, request: Request, unused: Sequence[KVBlock]) -> None:
         """Free the `unused` blocks of `request`."""
@@ -212,7 +215,7 @@ class BlockAllocator:
     def _alike(self, request: Request, own: AgentBlocks | None) -> Iterator[AgentBlocks]:
         """Yield caches of the tenant's other agents that begin like the prompt, if the request can
         share their blocks."""
-        if own is not None or not any(self._shared_layers):
+        if own is not None:
             return
         prefixes = self._prefixes
         for key in self._idle.alike(request.tenant, request.prompt):
@@ -267,6 +270,7 @@ class BlockAllocator:
             blocks, n_whole = source.blocks_for_layer(layer), is_shared * length // BLOCK_TOKENS
             request.blocks.append([KVBlock(one.block_id, layer) for one in blocks[:n_whole]])
             others += blocks[n_whole:]
+        request.borrows = any(request.blocks)
         return others
 
     def _extend(self, request: Request, capacity: int, spare: int = 0) -> bool:
@@ -339,7 +343,7 @@ class AgentCaches:
         if self._prefixes is not None:
             self._prefixes.share_salt(agent_id, new_agent_id, tenant)
             if known.manifest is not None:
-                self._prefixes.fork(known.manifest, new_agent_id)
+                self._prefixes.save(known.manifest.forked(new_agent_id))
         if history is None:
             with self._lock:
                 self._allocator.fork(agent_id, new_agent_id, tenant)

@@ -33,12 +33,15 @@ class IdleCaches:
         clock: Clock = time.monotonic,
         *,
         longest_expected: float = _LONGEST_EXPECTED,
+        finds_alike: bool = True,
     ) -> None:
-        """Ignores hints of an absence longer than `longest_expected` seconds."""
+        """Ignores hints of an absence longer than `longest_expected` seconds. Unless `finds_alike`,
+        `alike` finds nothing."""
         self._pool = pool
         self._longest_expected = longest_expected
         self._clock = clock
         self._caches: OrderedDict[CacheKey, AgentBlocks] = OrderedDict()
+        self._finds_alike = finds_alike
         self._beginnings = _Beginnings()
         self._tenants: dict[str, _Order] = {}
         self._tokens: Counter[str] = Counter()  # per tenant
@@ -55,7 +58,8 @@ class IdleCaches:
         self._caches[key] = blocks
         self._tenants.setdefault(key.tenant, _Order()).add(key, self._clock())
         self._tokens[key.tenant] += blocks.total_tokens
-        self._beginnings.add(key, blocks.token_ids)
+        if self._finds_alike:
+            self._beginnings.add(key, blocks.token_ids)
         self._pool.mark_evictable(blocks.all_blocks(), blocks.owner)
 
     def heed(self, key: CacheKey, hints: Hints) -> None:
@@ -176,14 +180,16 @@ class _Beginnings:
             self._keys.setdefault(one, {})[key] = None
 
     def remove(self, key: CacheKey) -> None:
-        for one in _beginnings(key.tenant, self._digests.pop(key)):
+        digests = self._digests.pop(key, None)
+        for one in () if digests is None else _beginnings(key.tenant, digests):
             keys = self._keys[one]
             del keys[key]
             if not keys:
                 del self._keys[one]
 
     def find(self, tenant: str, tokens: Sequence[int]) -> list[CacheKey]:
-        for one in reversed(list(_beginnings(tenant, digests_of(tokens)))):
+        digests = digests_of(tokens if self._digests else ())
+        for one in reversed(list(_beginnings(tenant, digests))):
             if keys := self._keys.get(one):
                 return list(islice(reversed(keys), _MOST_ALIKE))
         return []

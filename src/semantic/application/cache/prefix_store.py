@@ -121,11 +121,6 @@ class PrefixStore:
         """Return whether only the agent may use its blocks, as they come from an archive."""
         return (tenant, agent_id) in self._salts
 
-    def fork(self, manifest: Manifest, new_agent_id: str) -> None:
-        """Save `manifest` under another agent's name; both agents share its blocks."""
-        forked = replace(manifest, agent_id=new_agent_id, parent=manifest.agent_id, pinned=False)
-        self.save(replace(forked, turns=0))
-
     def save(self, manifest: Manifest) -> None:
         """Save `manifest` as the newest one of its agent."""
         self._store.agents.save(replace(manifest, generation=0, saved_at=self._now()))

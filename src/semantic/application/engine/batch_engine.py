@@ -89,7 +89,7 @@ class BlockPoolBatchEngine:
         budget = budget or PrefillBudget(largest=model.best_chunk)
         self._prefixes = None
         self._ahead: ReadAhead | None = None
-        self._idle = IdleCaches(pool, clock)
+        self._idle = IdleCaches(pool, clock, finds_alike=any(model.shared_layers))
         if store is not None:
             self._prefixes = PrefixStore(
                 model, store, prefill_seconds=budget.seconds, model_name=model_name, clock=clock
