@@ -60,19 +60,15 @@ class NoAgents:
         """See `AgentsPort.show`."""
         raise _not_found(agent_id, tenant)
 
-    async def fork(
-        self, branch: Branch, new_ids: Sequence[str], tenant: str
-    ) -> Sequence[AgentSummary]:
+    async def fork(self, at: Branch, new_ids: Sequence[str], tenant: str) -> Sequence[AgentSummary]:
         """See `AgentsPort.fork`."""
         del new_ids
-        raise _not_found(branch.agent_id, tenant)
+        raise _not_found(at.agent_id, tenant)
 
-    async def checkpoint(
-        self, branch: Branch, name: str, tenant: str, *, pinned: bool
-    ) -> AgentSummary:
+    async def checkpoint(self, at: Branch, name: str, tenant: str, *, pinned: bool) -> AgentSummary:
         """See `AgentsPort.checkpoint`."""
         del name, pinned
-        raise _not_found(branch.agent_id, tenant)
+        raise _not_found(at.agent_id, tenant)
 
     async def checkpoints(self, agent_id: str, tenant: Tenant) -> Checkpoints:
         """See `AgentsPort.checkpoints`."""

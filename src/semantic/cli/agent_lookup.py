@@ -42,6 +42,10 @@ ModelId = Annotated[
     ),
 ]
 
+AsText = Annotated[
+    bool, typer.Option("--text", help="Show tokens as text, which loads the tokenizer.")
+]
+
 TenantName = Annotated[
     str | None,
     typer.Option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semantic.application.agents.branches import names_of_checkpoints
+from semantic.application.agents.branches import history_at, remove_checkpoints
 from semantic.application.agents.footprint import AgentFootprint, footprints
 from semantic.application.cache.agent_notes import parent_of, session_and_client_in
 from semantic.cli.agent_lookup import (
@@ -28,7 +28,7 @@ from semantic.cli.agent_lookup import (
     scopes_of,
     shown_id,
 )
-from semantic.cli.branch_commands import BRANCH_COMMANDS, AtTurn, history_at, with_descendants
+from semantic.cli.branch_commands import BRANCH_COMMANDS, AtTurn, with_descendants
 from semantic.cli.options import AsJson, StoreOptions
 from semantic.cli.report import (
     Json,
@@ -118,8 +118,7 @@ def done(
 
 
 def _forget(store: DiskStore, agent: Manifest) -> bool:
-    for name in names_of_checkpoints(store, agent.scope, agent.agent_id):
-        store.remove(agent.scope, name)
+    remove_checkpoints(store, agent.scope, agent.agent_id)
     return store.remove(agent.scope, agent.agent_id)
 
 
@@ -244,12 +243,12 @@ def fork(
         raise InvalidRequestError("the new agents' names must differ")
     with open_store(store) as disk:
         agent = find_agent(disk, name, model_id)
-        parent = history_at(disk, agent, Branch(name, checkpoint, turn))
+        parent = history_at(disk, agent.scope, Branch(name, checkpoint, turn), lambda: agent)
         for new_name in new_names:
             require_free_name(disk, parent, new_name)
         for new_name in new_names:
-            new = replace(parent, agent_id=new_name, parent=name, pinned=False, match=None)
-            save(disk, replace(new, generation=0, turns=0, saved_at=time.time()))
+            new = parent.forked(new_name)
+            save(disk, replace(new, match=None, saved_at=time.time()))
     tokens = len(parent.token_ids)
     found: list[Json] = [{"name": one, "parent": name, "tokens": tokens} for one in new_names]
     listed = ", ".join(map(show_name, new_names))

@@ -9,21 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semantic.application.agents.branches import (
-    as_of,
-    checkpoint_id,
-    checkpoints,
-    compare,
-    continued,
-    family,
-    find_checkpoint,
-    is_checkpoint,
-    shown_name,
-)
-from semantic.application.agents.branches import checkpoint as new_checkpoint
+from semantic.application.agents import branches
 from semantic.application.cache.agent_notes import parent_of, part_words
 from semantic.cli.agent_lookup import (
     AgentName,
+    AsText,
     ModelId,
     TenantName,
     agents_where,
@@ -37,7 +27,7 @@ from semantic.cli.report import Json, columns, print_result, show_age, show_name
 from semantic.composition.named_models import load_tokenizer
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import Manifest
-from semantic.ports.agents import EVERY_AGENT, Branch
+from semantic.ports.agents import EVERY_AGENT
 
 if TYPE_CHECKING:
     from semantic.adapters.stores.disk.store import DiskStore
@@ -48,18 +38,14 @@ AtTurn = Annotated[
 ]
 
 
-def history_at(store: DiskStore, agent: Manifest, branch: Branch) -> Manifest:
-    """Return the history of `agent` at which `branch` begins."""
-    if branch.checkpoint is None:
-        return as_of(agent, branch.turn)
-    saved = find_checkpoint(store, agent.scope, agent.agent_id, branch.checkpoint)
-    return as_of(replace(saved, agent_id=agent.agent_id), branch.turn)
-
-
 def with_descendants(store: DiskStore, agents: Sequence[Manifest]) -> list[Manifest]:
     """Return agents and their descendants, each once."""
     related = (one for agent in agents for one, _ in _related(store, agent))
-    found = {(one.scope, one.agent_id): one for one in related if not is_checkpoint(one.agent_id)}
+    found = {
+        (one.scope, one.agent_id): one
+        for one in related
+        if not branches.is_checkpoint(one.agent_id)
+    }
     return list(found.values())
 
 
@@ -83,19 +69,19 @@ def checkpoint(
     with open_store(store) as disk:
         agent = find_agent(disk, name, model_id)
         if checkpoint is None:
-            found = checkpoints(disk, agent.scope, name)
+            found = branches.checkpoints(disk, agent.scope, name)
             typer.echo(to_line(_listed(agent, found)) if as_json else _text(agent, found))
             return
         if delete:
-            gone = find_checkpoint(disk, agent.scope, name, checkpoint)
+            gone = branches.find_checkpoint(disk, agent.scope, name, checkpoint)
             disk.remove(gone.scope, gone.agent_id)
         else:
-            if disk.manifest(agent.scope, checkpoint_id(name, checkpoint)) is not None:
+            if disk.manifest(agent.scope, branches.checkpoint_id(name, checkpoint)) is not None:
                 raise InvalidRequestError(
                     f"{show_name(name)} has a checkpoint {show_name(checkpoint)} already"
                 )
-            agent = as_of(agent, turn)
-            save(disk, new_checkpoint(agent, checkpoint, time.time()))
+            agent = branches.as_of(agent, turn)
+            save(disk, branches.checkpoint(agent, checkpoint, time.time()))
     tokens = len(agent.token_ids)
     mark = f"checkpoint {show_name(checkpoint)}"
     text = f"{mark} has the {tokens} tokens of {show_name(name)}"
@@ -114,8 +100,8 @@ def restore(
     """Give an agent the history of its checkpoint, without the later turns."""
     with open_store(store) as disk:
         agent = find_agent(disk, name, model_id)
-        saved = find_checkpoint(disk, agent.scope, name, checkpoint)
-        save(disk, replace(continued(saved, name, agent), saved_at=time.time()))
+        saved = branches.find_checkpoint(disk, agent.scope, name, checkpoint)
+        save(disk, replace(branches.continued(saved, name, agent), saved_at=time.time()))
     tokens = len(saved.token_ids)
     text = f"{show_name(name)} is back at {show_name(checkpoint)}, with {tokens} tokens"
     print_result(as_json, text, {"name": name, "checkpoint": checkpoint, "tokens": tokens})
@@ -142,10 +128,10 @@ def tree(
     if as_json:
         listed: list[Json] = [
             {
-                "name": shown_name(one.agent_id),
+                "name": branches.shown_name(one.agent_id),
                 "parent": parent_of(one),
                 "depth": depth,
-                "checkpoint": is_checkpoint(one.agent_id),
+                "checkpoint": branches.is_checkpoint(one.agent_id),
                 "tokens": len(one.token_ids),
                 "turns": one.turns,
             }
@@ -162,16 +148,14 @@ def diff(
     other: Annotated[
         str, typer.Argument(metavar="OTHER", help="The other agent's name.", show_default=False)
     ],
-    text: Annotated[
-        bool, typer.Option("--text", help="Show tokens as text, which loads the tokenizer.")
-    ] = False,
+    text: AsText = False,
     model_id: ModelId = None,
     as_json: AsJson = False,
 ) -> None:
     """Show where the history of OTHER leaves that of an agent, and why."""
     with open_store(store) as disk:
         one, two = (find_agent(disk, each, model_id) for each in (name, other))
-    found = compare(one, two)
+    found = branches.compare(one, two)
     tokenizer = load_tokenizer(one.model) if text else None
     ends = [
         None if token is None or tokenizer is None else tokenizer.decode([token])
@@ -211,7 +195,7 @@ BRANCH_COMMANDS: dict[str, Callable[..., None]] = {
 def _listed(agent: Manifest, found: Sequence[Manifest]) -> Json:
     saved: list[Json] = [
         {
-            "name": shown_name(one.agent_id),
+            "name": branches.shown_name(one.agent_id),
             "tokens": len(one.token_ids),
             "turns": one.turns,
             "saved_at": one.saved_at,
@@ -227,7 +211,11 @@ def _listed(agent: Manifest, found: Sequence[Manifest]) -> Json:
 def _text(agent: Manifest, found: Sequence[Manifest]) -> str:
     rows = [("checkpoint", "tokens", "saved")] if found else []
     rows += [
-        (show_name(shown_name(one.agent_id)), str(len(one.token_ids)), show_age(one.saved_at))
+        (
+            show_name(branches.shown_name(one.agent_id)),
+            str(len(one.token_ids)),
+            show_age(one.saved_at),
+        )
         for one in found
     ]
     ends = ", ".join(str(end.tokens) for end in agent.turn_ends)
@@ -238,7 +226,7 @@ def _related(store: DiskStore, root: Manifest) -> Iterator[tuple[Manifest, int]]
     def children(name: str) -> Sequence[str]:
         return store.child_agents(root.scope, name)
 
-    for name, depth in family(children, root.agent_id):
+    for name, depth in branches.family(children, root.agent_id):
         found = store.manifest(root.scope, name)
         if found is not None:
             yield found, depth
@@ -246,8 +234,8 @@ def _related(store: DiskStore, root: Manifest) -> Iterator[tuple[Manifest, int]]
 
 def _branch(row: tuple[Manifest, int]) -> Sequence[str]:
     one, depth = row
-    mark = "@" if is_checkpoint(one.agent_id) else ""
-    name = f"{'  ' * depth}{mark}{show_name(shown_name(one.agent_id))}"
+    mark = "@" if branches.is_checkpoint(one.agent_id) else ""
+    name = f"{'  ' * depth}{mark}{show_name(branches.shown_name(one.agent_id))}"
     return name, f"{len(one.token_ids)} tokens", show_age(one.saved_at)
 
 

@@ -15,7 +15,7 @@ from semantic.application.cache.agent_notes import (
     explain,
     first_difference,
 )
-from semantic.cli.agent_lookup import AgentName, ModelId, find_agent, open_store
+from semantic.cli.agent_lookup import AgentName, AsText, ModelId, find_agent, open_store
 from semantic.cli.conversation import next_prompt
 from semantic.cli.options import AsJson, StoreOptions
 from semantic.cli.report import Json, match_json, show_name, to_line
@@ -42,9 +42,7 @@ def why(
     raw: Annotated[
         bool, typer.Option("--raw", help="TEXT is the whole prompt, not the next turn of a chat.")
     ] = False,
-    text: Annotated[
-        bool, typer.Option("--text", help="Show tokens as text, which loads the tokenizer.")
-    ] = False,
+    text: AsText = False,
     model_id: ModelId = None,
     as_json: AsJson = False,
 ) -> None:

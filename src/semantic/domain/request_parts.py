@@ -194,9 +194,10 @@ def rendered_part(before: Parts, now: Parts, *, in_answer: bool) -> Difference |
     return Difference(PartKind.TEMPLATE, Change.RENDERED)
 
 
-def thread_of(parts: Parts) -> str:
-    """Return digests that identify a conversation, whatever its system messages."""
-    return "".join(one.digest for one in parts.messages[parts.n_system :][:THREAD_MESSAGES])
+def thread_of(parts: Parts, most: int = THREAD_MESSAGES) -> str:
+    """Return digests of `most` messages, which identify a conversation, whatever its system
+    messages."""
+    return "".join(one.digest for one in parts.messages[parts.n_system :][:most])
 
 
 def common_messages(thread: str, other: str) -> int:

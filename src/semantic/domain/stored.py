@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import isnan
 from typing import NamedTuple, Protocol
@@ -170,6 +170,11 @@ class Manifest:
     def turn_ends(self) -> tuple[TurnEnd, ...]:
         """All turns that are a part of the history, oldest first."""
         return (*self.earlier, TurnEnd(self.prompt_tokens, len(self.token_ids)))
+
+    def forked(self, new_id: str) -> Manifest:
+        """Return a new agent with this one's history."""
+        new = replace(self, agent_id=new_id, parent=self.agent_id, pinned=False)
+        return replace(new, generation=0, turns=0)
 
     @property
     def place(self) -> Place:

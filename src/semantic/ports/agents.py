@@ -255,16 +255,12 @@ class AgentsPort(Protocol):
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
         """Return an agent's details."""
 
-    async def fork(
-        self, branch: Branch, new_ids: Sequence[str], tenant: str
-    ) -> Sequence[AgentSummary]:
+    async def fork(self, at: Branch, new_ids: Sequence[str], tenant: str) -> Sequence[AgentSummary]:
         """Create agents that share the cache of an agent, and read it into memory. Creates none if
         one of `new_ids` exists, or before the agent's first turn has ended, and raises
         InvalidRequestError."""
 
-    async def checkpoint(
-        self, branch: Branch, name: str, tenant: str, *, pinned: bool
-    ) -> AgentSummary:
+    async def checkpoint(self, at: Branch, name: str, tenant: str, *, pinned: bool) -> AgentSummary:
         """Save a part of an agent's history as the checkpoint `name`, and return once the
         checkpoint is durable. Raises InvalidRequestError for an invalid or known name."""
 

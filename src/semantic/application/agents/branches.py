@@ -16,7 +16,7 @@ from semantic.domain.errors import AgentNotFoundError, InvalidRequestError
 from semantic.domain.prefix import common_prefix
 from semantic.domain.request_parts import changed_part
 from semantic.domain.stored import Manifest
-from semantic.ports.agents import Comparison
+from semantic.ports.agents import Branch, Comparison
 from semantic.ports.store import AgentIndexPort
 
 MAX_ID_LENGTH = 256
@@ -96,6 +96,23 @@ def find_checkpoint(agents: AgentIndexPort, scope: Scope, agent_id: str, name: s
             f"agent {agent_id!r:.80} has no checkpoint {name!r:.80}; it has {known}"
         )
     return found
+
+
+def history_at(
+    agents: AgentIndexPort, scope: Scope, branch: Branch, latest: Callable[[], Manifest]
+) -> Manifest:
+    """Return the history at which `branch` begins, under its agent's name. `latest` returns the
+    agent. Raises AgentNotFoundError, and InvalidRequestError for a turn that the history lacks."""
+    if branch.checkpoint is None:
+        return as_of(latest(), branch.turn)
+    saved = find_checkpoint(agents, scope, branch.agent_id, branch.checkpoint)
+    return as_of(replace(saved, agent_id=branch.agent_id), branch.turn)
+
+
+def remove_checkpoints(agents: AgentIndexPort, scope: Scope, agent_id: str) -> None:
+    """Remove all checkpoints of an agent."""
+    for name in names_of_checkpoints(agents, scope, agent_id):
+        agents.remove(scope, name)
 
 
 def continued(saved: Manifest, agent_id: str, before: Manifest | None) -> Manifest:

@@ -13,18 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import TypeAlias
 
-from semantic.application.agents.branches import (
-    as_of,
-    checkpoint,
-    checkpoints,
-    continued,
-    family,
-    find_checkpoint,
-    is_checkpoint,
-    names_of_checkpoints,
-    require_new,
-    shown_name,
-)
+from semantic.application.agents import branches
 from semantic.application.agents.footprint import (
     AgentFootprint,
     Chains,
@@ -163,7 +152,7 @@ class AgentDirectory:
         self, engine: BlockPoolBatchEngine, branch: Branch, new_ids: Sequence[str], tenant: str
     ) -> None:
         """See `AgentsPort.fork`."""
-        require_new(new_ids)
+        branches.require_new(new_ids)
         agent_id = branch.agent_id
         seen = self.activity(engine, tenant, (agent_id, *new_ids))
         for new_id in new_ids:
@@ -181,10 +170,10 @@ class AgentDirectory:
 
     def restore(self, engine: BlockPoolBatchEngine, agent_id: str, name: str, tenant: str) -> None:
         """See `AgentsPort.restore`."""
-        saved = find_checkpoint(self._agents, self.scope(tenant), agent_id, name)
+        saved = branches.find_checkpoint(self._agents, self.scope(tenant), agent_id, name)
         self._require_idle(agent_id, self.activity(engine, tenant, (agent_id,)))
         before = self._agents.manifest(self.scope(tenant), agent_id)
-        engine.restore(continued(saved, agent_id, before), tenant=tenant)
+        engine.restore(branches.continued(saved, agent_id, before), tenant=tenant)
 
     def pin(
         self, engine: BlockPoolBatchEngine, agent_id: str, tenant: Owner, *, pinned: bool
@@ -205,13 +194,12 @@ class AgentDirectory:
         scope, names = self.scope(tenant), [agent_id]
         if with_family:
             names = [name for name, _ in self._related(agent_id, tenant, seen)]
-        if not names_of_checkpoints(self._agents, scope, agent_id):
+        if not branches.names_of_checkpoints(self._agents, scope, agent_id):
             self._require(agent_id, tenant, seen)
         for name in names:
             self._require_idle(name, seen)
         for name in names:
-            for one in names_of_checkpoints(self._agents, scope, name):
-                self._agents.remove(scope, one)
+            branches.remove_checkpoints(self._agents, scope, name)
             if isinstance(tenant, bytes):
                 self._agents.remove(scope, name)
             else:
@@ -249,19 +237,15 @@ class AgentDirectory:
         return saved
 
     def history(self, branch: Branch, tenant: Owner) -> Manifest:
-        """Return the history at which a branch begins. Raises AgentNotFoundError, and
-        InvalidRequestError for a turn that the history lacks."""
-        if branch.checkpoint is None:
-            return as_of(self.saved_agent(branch.agent_id, tenant), branch.turn)
-        name, scope = branch.checkpoint, self.scope(tenant)
-        saved = find_checkpoint(self._agents, scope, branch.agent_id, name)
-        return as_of(replace(saved, agent_id=branch.agent_id), branch.turn)
+        """Return the history at which a branch begins. Raises the same errors as `history_at`."""
+        latest = partial(self.saved_agent, branch.agent_id, tenant)
+        return branches.history_at(self._agents, self.scope(tenant), branch, latest)
 
     def checkpoint(
         self, branch: Branch, name: str, tenant: str, now: float, *, pinned: bool
     ) -> AgentSummary:
         """See `AgentsPort.checkpoint`. Raises PinLimitError and StoreError."""
-        saved = checkpoint(self.history(branch, tenant), name, now)
+        saved = branches.checkpoint(self.history(branch, tenant), name, now)
         if self.is_saved(saved.agent_id, tenant):
             raise InvalidRequestError(
                 f"name: agent {branch.agent_id!r:.80} has a checkpoint {name!r} already"
@@ -276,36 +260,50 @@ class AgentDirectory:
                 f"cannot keep checkpoint {name!r:.80}: the store dropped it; `semantic doctor` "
                 "checks the store"
             )
-        return self._checkpoint(replace(saved, pinned=pinned))
+        return self._checkpoints([replace(saved, pinned=pinned)])[0]
 
     def checkpoints(
         self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
     ) -> Checkpoints:
         """See `AgentsPort.checkpoints`."""
         scope = self.scope(tenant)
-        saved = checkpoints(self._agents, scope, agent_id)
+        saved = branches.checkpoints(self._agents, scope, agent_id)
         agent = self._agents.manifest(scope, agent_id)
         if not saved and agent is None and agent_id not in seen:
             raise _unknown(agent_id)
         turns = () if agent is None else agent.turn_ends
-        return Checkpoints(tuple(map(self._checkpoint, saved)), turns)
+        return Checkpoints(tuple(self._checkpoints(saved)), turns)
 
     def delete_checkpoint(self, agent_id: str, name: str, tenant: Owner) -> None:
         """See `AgentsPort.delete_checkpoint`."""
-        found = find_checkpoint(self._agents, self.scope(tenant), agent_id, name)
+        found = branches.find_checkpoint(self._agents, self.scope(tenant), agent_id, name)
         self._agents.remove(found.scope, found.agent_id)
 
     def family(
         self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
     ) -> list[tuple[AgentSummary, int]]:
         """See `AgentsPort.family`."""
-        found = self._related(agent_id, tenant, seen)
-        return [(self.show(name, tenant, seen).summary, depth) for name, depth in found]
+        depths = dict(self._related(agent_id, tenant, seen))
+        found = self.summaries(list(depths), tenant, seen)
+        return [(one, depths[one.id]) for one in found]
+
+    def summaries(
+        self, names: Sequence[str], tenant: Owner, seen: Mapping[str, Activity]
+    ) -> list[AgentSummary]:
+        """Return the summaries of agents, in order. Raises AgentNotFoundError."""
+        scope = self.scope(tenant)
+        saved = [one for name in names if (one := self._agents.manifest(scope, name)) is not None]
+        found = {one.id: one for one in self._summaries(saved, seen)}
+        for name in names:
+            if name not in found and name not in seen:
+                raise _unknown(name)
+        ordered = (found.get(name) or self._unsaved(name, seen[name]) for name in names)
+        return [replace(one, children=self._children(one.id, tenant, seen)) for one in ordered]
 
     def _related(
         self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
     ) -> Iterator[tuple[str, int]]:
-        return family(lambda name: self._children(name, tenant, seen), agent_id)
+        return branches.family(lambda name: self._children(name, tenant, seen), agent_id)
 
     def require_pinnable(self, agent_id: str, tenant: Owner) -> None:
         """Raise PinLimitError if the tenant's pins would exceed the tenant's part of the store."""
@@ -314,13 +312,14 @@ class AgentDirectory:
             self._require_pinnable(saved)
 
     def _require_pinnable(self, saved: Manifest) -> None:
-        agent_id, part = shown_name(saved.agent_id), self._agents.pinned(saved.scope.tenant)
+        name = branches.shown_name(saved.agent_id)
+        part = self._agents.pinned(saved.scope.tenant)
         if saved.pinned or part.max_bytes is None:
             return
         (footprint,) = self._footprints([saved])
         if part.n_bytes + footprint.n_bytes > part.max_bytes:
             raise PinLimitError(
-                f"cannot pin agent {agent_id!r:.300} of {footprint.n_bytes} bytes: you have pinned "
+                f"cannot pin agent {name!r:.300} of {footprint.n_bytes} bytes: you have pinned "
                 f"{part.n_bytes} of at most {part.max_bytes} bytes; unpin another agent"
             )
 
@@ -353,7 +352,7 @@ class AgentDirectory:
         found = list[Manifest]()
         for one in islice(walked, max(limit, _LOOKED)):
             state = states.get(one.agent_id, idle).state
-            is_agent = not is_checkpoint(one.agent_id)
+            is_agent = not branches.is_checkpoint(one.agent_id)
             if is_agent and only.accepts(one.agent_id, state, parent_of(one), pinned=one.pinned):
                 if len(found) == limit:
                     return found, True, found[-1].agent_id
@@ -406,13 +405,12 @@ class AgentDirectory:
         self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
     ) -> tuple[str, ...]:
         saved = self._agents.child_agents(self.scope(tenant), agent_id)
-        saved = [name for name in saved if not is_checkpoint(name)]
+        saved = [name for name in saved if not branches.is_checkpoint(name)]
         asking = (name for name, one in seen.items() if parent_after(None, one.note) == agent_id)
         return tuple(sorted({*saved, *asking}))
 
-    def _checkpoint(self, saved: Manifest) -> AgentSummary:
-        (footprint,) = self._footprints([saved])
-        return replace(self._summary(footprint, Activity()), id=shown_name(saved.agent_id))
+    def _checkpoints(self, saved: Sequence[Manifest]) -> list[AgentSummary]:
+        return [replace(one, id=branches.shown_name(one.id)) for one in self._summaries(saved, {})]
 
     def _footprints(self, manifests: Sequence[Manifest]) -> list[AgentFootprint]:
         with self._lock:

@@ -377,7 +377,7 @@ class Kinship:
         agent that had this answer, rather a parent than a child; else None."""
         if parts is None:
             return None
-        thread = "".join(one.digest for one in parts.messages[parts.n_system :])
+        thread = thread_of(parts, parts.n_messages)
         known = self._threads.peek(tenant, agent_id)
         found = None if known is not None else self._continued(tenant, thread, parts)
         is_child = found is not None if known is None else known[1]

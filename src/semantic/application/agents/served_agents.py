@@ -277,16 +277,15 @@ class ServedAgents:
         """Return the manifest of a saved agent's last turn, or raise AgentNotFoundError."""
         return await self._work(tenant, lambda: self._directory.saved_agent(agent_id, tenant))
 
-    async def fork(
-        self, branch: Branch, new_ids: Sequence[str], tenant: str
-    ) -> Sequence[AgentSummary]:
-        await self._call(lambda engine: self._directory.fork(engine, branch, new_ids, tenant))
-        return [(await self.show(one, tenant)).summary for one in new_ids]
+    async def fork(self, at: Branch, new_ids: Sequence[str], tenant: str) -> Sequence[AgentSummary]:
+        await self._call(lambda engine: self._directory.fork(engine, at, new_ids, tenant))
+        seen = await self._activity(tenant, new_ids)
+        return await self._work(
+            tenant, lambda: self._directory.summaries(new_ids, tenant, seen), is_short=False
+        )
 
-    async def checkpoint(
-        self, branch: Branch, name: str, tenant: str, *, pinned: bool
-    ) -> AgentSummary:
-        save = partial(self._directory.checkpoint, branch, name, tenant, time.time(), pinned=pinned)
+    async def checkpoint(self, at: Branch, name: str, tenant: str, *, pinned: bool) -> AgentSummary:
+        save = partial(self._directory.checkpoint, at, name, tenant, time.time(), pinned=pinned)
         return await self._work(tenant, save, is_short=False)
 
     async def checkpoints(self, agent_id: str, tenant: Tenant) -> Checkpoints:

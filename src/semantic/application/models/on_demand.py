@@ -120,17 +120,11 @@ class OnDemandAgents:
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
         return await self._call(lambda agents: agents.show(agent_id, tenant))
 
-    async def fork(
-        self, branch: Branch, new_ids: Sequence[str], tenant: str
-    ) -> Sequence[AgentSummary]:
-        return await self._call(lambda agents: agents.fork(branch, new_ids, tenant))
+    async def fork(self, at: Branch, new_ids: Sequence[str], tenant: str) -> Sequence[AgentSummary]:
+        return await self._call(lambda agents: agents.fork(at, new_ids, tenant))
 
-    async def checkpoint(
-        self, branch: Branch, name: str, tenant: str, *, pinned: bool
-    ) -> AgentSummary:
-        return await self._call(
-            lambda agents: agents.checkpoint(branch, name, tenant, pinned=pinned)
-        )
+    async def checkpoint(self, at: Branch, name: str, tenant: str, *, pinned: bool) -> AgentSummary:
+        return await self._call(lambda agents: agents.checkpoint(at, name, tenant, pinned=pinned))
 
     async def checkpoints(self, agent_id: str, tenant: Tenant) -> Checkpoints:
         return await self._call(lambda agents: agents.checkpoints(agent_id, tenant))
